@@ -106,11 +106,10 @@ class Slices:
         if path not in self._open:
             self._open[path] = os.open(path, os.O_RDONLY)
         out = []
-        for i, part in enumerate(entry.schema.parts):
-            obs = part.name.startswith(sc.OBS)
-            if obs or part.name in ("actions", "rews", "dones"):
-                row = first + j if obs else first
-                out.append((self._open[path], entry.places[i] + row * part.row_bytes, (SLICE + obs) * part.row_bytes))
+        for slot in entry.schema.slots():
+            obs = slot.group == "obs"
+            row = first + j if obs else first
+            out.append((self._open[path], entry.places[slot.part] + row * slot.row_bytes, (SLICE + obs) * slot.row_bytes))
         return out
 
     def ours(self) -> float:

@@ -38,12 +38,39 @@ def writer(root, name="w", save_as="segments", part="fifo", **kwargs) -> Traject
     return TrajectoryWriter(root / part, writer=name, **kwargs)
 
 
+FEW = gym.spaces.Discrete(50)
+
+
+def add(root, lengths, first=0, names=("counting",), save_as="npz", writer="w", part="fifo"):
+    """Episodes of these lengths in the buffer of `dataset_of`, numbered from ``first``, of environments in turn."""
+    with TrajectoryWriter(root / "d" / "buffer" / part, writer=writer, action_space=FEW, obs_space=OBS, save_as=save_as) as w:
+        for i, steps in enumerate(lengths, first):
+            traj = numbered(i, steps, env_name=names[i % len(names)])
+            traj.actions %= FEW.n
+            w.write(traj)
+
+
+def dataset_of(root, max_seq_len=8, padded="none", cut_short=False, **options):
+    """A `DiskTrajDataset`, opened."""
+    from amago.loading import DatasetSettings, DiskTrajDataset
+
+    dataset = DiskTrajDataset(root, "d", **options)
+    dataset.configure(DatasetSettings(max_seq_len, padded, cut_short_trajectories=cut_short))
+    return dataset
+
+
 def put(root, episodes, name="w", save_as="segments", part="fifo", steps=4, **kwargs):
     """One file (npz: several) of the given episodes; returns the writer's directory."""
     with writer(root, name, save_as, part, **kwargs) as w:
         for episode in episodes:
             w.write(numbered(episode, steps))
     return root / part
+
+
+def one_file(root, save_as="segments"):
+    """A file of one trajectory, or a segment of two."""
+    [path] = put(root, [7] if save_as != "segments" else [7, 8], save_as=save_as, steps=6).iterdir()
+    return path
 
 
 def opened(root, *args, **kwargs) -> TrajectoryStore:

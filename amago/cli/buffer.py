@@ -27,7 +27,6 @@ from amago.loading.offline.original import OriginalDataset, action_width, files_
 from amago.spaces.actions import ActionSpec
 from amago.store import StoreError, StoreView, TrajectoryStore
 from amago.store import index as store_index
-from amago.store.schema import Schemas
 from amago.store.store import FIFO, PARTITIONS, PROTECTED
 
 _KINDS = {".hdf5": "d4rl", ".h5": "d4rl", ".npz": "npz", ".traj": "original"}
@@ -332,7 +331,7 @@ def verify(args: Namespace) -> int:
     names = [(p, path.name) for p in PARTITIONS for path in sorted((root / p).glob("*")) if not path.name.startswith(".")]
     for partition, name in tqdm(names, unit="file", desc="verify", disable=args.quiet or None):
         try:
-            view = StoreView(root, [store_index.load(root, partition, name, Schemas())])
+            view = StoreView(root, [store_index.load(root, partition, name)])
             for i in range(len(view)):
                 if problem := _problem(view.read(i), view.action_spec(i)):
                     problems.append(f"{partition}/{name}: trajectory {i}: {problem}")

@@ -170,7 +170,7 @@ def _trial(env: Env, steps: int, seed: int, findings: Findings) -> list[dict[str
         log.append({**step.obs, "the reward": reward, "terminated": terminated, "truncated": truncated})
         if (terminated | truncated).any() and not base.vectorized:
             step = reset(None)
-    sums = [{name: both[0] for name, both in row.items()} for row in recorder.counts.metrics]  # of unfinished rollouts
+    sums = [{name: both[0] for name, both in row.items()} for row in recorder.metrics]  # of unfinished rollouts
     for metrics in [*(episode.metrics for episode in recorder.drain()[0]), *sums]:
         for name, value in metrics.items():
             if not np.isfinite(value):

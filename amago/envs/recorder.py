@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from amago.data.extras import ExtraField, as_array, trajectory_fields
 from amago.data.trajectory import EXTRA, OBS, StoredTraj
 from amago.envs.amago_env import AMAGOEnv
 from amago.envs.inner_env import AutoReset, Info, Mask
-from amago.envs.statistics import EpisodeRecord, EpisodeStats, collect_row
+from amago.envs.statistics import EpisodeRecord, Sums, collect_row, collect_rows
 from amago.hindsight import Timestep
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ logger = logging.getLogger(__name__)
 Array = NDArray[Any]
 Write = Callable[[StoredTraj], None]
 SaveEvery = float | tuple[int, int] | None
-_ONE = np.ones(1, dtype=bool)
 _FIRST_CAPACITY = 64
 NEVER = 1 << 62
 
@@ -232,67 +232,54 @@ class RolloutBuffer:
             self.next_cut = int((self._start + self._limit).min())
 
 
-class InfoReader:
-    """Read the extra fields with ``source="info"`` of an environment of B rows.
+def read_fields(
+    env: AMAGOEnv, fields: Sequence[ExtraField], infos: Sequence[Info], required: Mask, steps: Sequence[int]
+) -> dict[str, Array]:
+    """The values {name: (B, *shape)} of extra fields in the infos of an environment; of rows that are not ``required`` undefined.
 
     An ordinary environment's ``info`` holds one value under the field's name. A vectorised environment's holds an array
     (B, ...), valid where the mask under ``_NAME`` (if any) is True, as in Gymnasium; or it is the dict of a single row.
 
-    Attributes:
-        at_reset, at_step: the fields that are read from the info of a reset, and of a step.
+    Args:
+        infos: infos, each with the rows (B,) that it describes.
+        required: (B,) bool.
+        steps: of each row, for messages: steps since the reset.
+
+    Raises:
+        ValueError: a value is missing, has another shape or dtype, or is not finite.
     """
 
-    def __init__(self, fields: Iterable[ExtraField], env: AMAGOEnv):
-        self._env = env
-        self.at_reset = [x for x in fields if x.source == "info" and x.rows != "T"]
-        self.at_step = [x for x in fields if x.source == "info" and x.rows != "1"]
-
-    def read(
-        self, fields: Sequence[ExtraField], infos: Sequence[Info], required: Mask, steps: Sequence[int]
-    ) -> dict[str, Array]:
-        """The values {name: (B, *shape)} of the ``required`` rows (B,); other rows are undefined.
-
-        Args:
-            infos: infos, each with the rows (B,) that it describes.
-            steps: of each row, for messages: steps since the reset.
-
-        Raises:
-            ValueError: a value is missing, has another shape or dtype, or is not finite.
-        """
-        out = {}
-        hint = " (that of a rollout's last step belongs into info['final_info'])" if self._env.vectorized else ""
-        for x in fields:
-            values, found = np.zeros((len(required), *x.shape), x.dtype), np.zeros_like(required)
-            for info, rows in infos:
-                if x.name in info:
-                    found |= self._take(x, info, rows & required, values, steps)
-            if not found[required].all():
-                row = int(np.flatnonzero(required & ~found)[0])
-                raise self._error(x, row, steps, f"expected shape {x.shape} and dtype {x.dtype}, found none{hint}")
-            out[x.name] = values
-        return out
-
-    def _take(self, x: ExtraField, info: dict[str, Any], rows: Mask, out: Array, steps: Sequence[int]) -> Mask:
-        """Write the values of some rows; returns the rows that had one."""
-        value, dtype = info[x.name], np.dtype(x.dtype)
-        if self._env.vectorized and f"_{x.name}" in info:
-            rows = rows & np.asarray(info[f"_{x.name}"], dtype=bool)
-        batched = self._env.vectorized and not (rows.sum() == 1 and np.shape(value) == x.shape)
-        if batched and np.shape(value)[:1] != rows.shape:
-            text = f"expected an array with one value for each of {len(rows)} rows, found shape {np.shape(value)}"
-            raise self._error(x, None, steps, text)
-        for row in np.flatnonzero(rows).tolist():
-            try:
-                out[row] = as_array(value[row] if batched else value, dtype, x.shape)
-            except ValueError as err:
-                raise self._error(x, row, steps, str(err)) from None
-        return rows
-
-    def _error(self, x: ExtraField, row: int | None, steps: Sequence[int], text: str) -> ValueError:
-        where = self._env.env_name if row is None else self._env.env_names[row]
+    def problem(x: ExtraField, row: int | None, text: str) -> ValueError:
+        where = env.env_name if row is None else env.env_names[row]
         if row is not None:
-            where += (f" (row {row})" if self._env.batched_envs > 1 else "") + f", step {steps[row]}"
+            where += (f" (row {row})" if env.batched_envs > 1 else "") + f", step {steps[row]}"
         return ValueError(f"{where}: info[{x.name!r}], an extra field with rows {x.rows!r}: {text}")
+
+    out = {}
+    for x in fields:
+        values, dtype, found = np.zeros((len(required), *x.shape), x.dtype), np.dtype(x.dtype), np.zeros_like(required)
+        for info, rows in infos:
+            if x.name not in info:
+                continue
+            value, rows = info[x.name], rows & required
+            if env.vectorized and f"_{x.name}" in info:
+                rows = rows & np.asarray(info[f"_{x.name}"], dtype=bool)
+            batched = env.vectorized and not (rows.sum() == 1 and np.shape(value) == x.shape)
+            if batched and np.shape(value)[:1] != rows.shape:
+                text = f"expected an array with one value for each of {len(rows)} rows, found shape {np.shape(value)}"
+                raise problem(x, None, text)
+            for row in np.flatnonzero(rows).tolist():
+                try:
+                    values[row] = as_array(value[row] if batched else value, dtype, x.shape)
+                except ValueError as err:
+                    raise problem(x, row, str(err)) from None
+            found |= rows
+        if not found[required].all():
+            hint = " (that of a rollout's last step belongs into info['final_info'])" if env.vectorized else ""
+            text = f"expected shape {x.shape} and dtype {x.dtype}, found none{hint}"
+            raise problem(x, int(np.flatnonzero(required & ~found)[0]), text)
+        out[x.name] = values
+    return out
 
 
 class Recorder:
@@ -303,8 +290,9 @@ class Recorder:
 
     Attributes:
         rng: draws the lengths of pieces.
-        counts: of the rollouts in progress.
-        pieces: their trajectories; None if they are not recorded.
+        metrics: the numbers logged in the rollout in progress of each row.
+        episodes: the rollouts that have ended since the last `drain`.
+        pieces: the trajectories in progress; None if they are not recorded.
     """
 
     def __init__(
@@ -318,16 +306,24 @@ class Recorder:
         extra_fields: Sequence[ExtraField] = (),
     ):
         check_save_every(save_every)
-        self._env = env
-        self.rng = np.random.default_rng(seed)
-        self.counts = EpisodeStats(env.batched_envs, actor)
-        self._open = False
+        self._env, self._actor, self._open, self.rng = env, actor, False, np.random.default_rng(seed)
+        self._everywhere = np.ones(env.batched_envs, dtype=bool)
+        self._tick = 0  # steps of the whole batch, ever
+        self._began = np.zeros(env.batched_envs, dtype=np.int64)  # tick at which each row's rollout opened
+        self._counted = self._began.copy()  # tick up to which each row's steps are in _frames
+        self._returns = np.zeros(env.batched_envs)
+        self.metrics: list[Sums] = [{} for _ in self._everywhere]
+        self._names = [""] * env.batched_envs  # until a rollout begins: an environment may have no name before
+        self.episodes: list[EpisodeRecord] = []
+        self._frames: Counter[str] = Counter()
+        self._drained: Counter[str] = Counter()  # the part of these that `drain` has returned
         self.pieces: RolloutBuffer | None = None
-        self._infos: InfoReader | None = None
+        self._at_reset: list[ExtraField] = []
+        self._at_step: list[ExtraField] = []
         if write is not None:
             self.pieces = RolloutBuffer(env, write, save_every, stagger, self.rng, tuple(extra_fields))
-            if any(x.source == "info" for x in extra_fields):
-                self._infos = InfoReader(extra_fields, env)
+            self._at_reset = [x for x in extra_fields if x.source == "info" and x.rows != "T"]
+            self._at_step = [x for x in extra_fields if x.source == "info" and x.rows != "1"]
 
     def attach_extras(self, extras: Mapping[str, Array]) -> None:
         """Record the extra fields of the policy from these arrays {name: (B, ...)}, as they are at each step."""
@@ -336,19 +332,13 @@ class Recorder:
 
     def opened(self, ts: Timestep, info: dict[str, Any]) -> None:
         """Open new rollouts in all rows, and drop the unfinished ones."""
-        b, pieces, counts = self._env.batched_envs, self.pieces, self.counts
-        rows, everywhere = np.arange(b), np.ones(b, dtype=bool)
         if self._open:
-            counts.count_frames(range(b))
+            self._count_frames()
         self._open = True
-        counts.begin(rows, self._env.env_names)
-        if pieces is not None:
-            pieces.reset(ts.obs)
-            pieces.begin(rows, alone=True)
-            if self._infos is not None:
-                opening = self._infos.read(self._infos.at_reset, [(info or {}, everywhere)], everywhere, [0] * b)
-                pieces.put_opening(opening, rows)
-        counts.collect([(info, everywhere)], self._env.vectorized)
+        if self.pieces is not None:
+            self.pieces.reset(ts.obs)
+        self._begin(np.arange(len(self._names)), True, self._opening([(info or {}, self._everywhere)], self._everywhere))
+        self._collect([(info, self._everywhere)])
 
     def stepped(self, ts: Timestep, reward: Array, terminated: Array, truncated: Array, info: dict[str, Any]) -> bool:
         """Record the result of `AMAGOEnv.step`; returns whether the rollout of an environment that is not vectorised has ended.
@@ -356,108 +346,122 @@ class Recorder:
         Raises:
             RecordingError: a trajectory could not be written.
         """
-        auto = self._env.auto
-        if auto is not None:
-            self._after_batch(ts, reward, terminated, truncated, auto)
-            return False
-        pieces, counts = self.pieces, self.counts
-        extras = None if self._infos is None else self._step_extras([(info, _ONE)], _ONE)
-        counts.tick += 1
-        counts.ret[0] += reward.item()
-        if info:
-            collect_row(info, counts.metrics[0])
+        auto, pieces = self._env.auto, self.pieces
+        extras: dict[str, Array] = {}
+        if self._at_step:  # first, so that an error leaves no part of this step
+            infos, real = ([(info, self._everywhere)], self._everywhere) if auto is None else (auto.step_infos, auto.real)
+            extras = read_fields(self._env, self._at_step, infos, real, (self._tick + 1 - self._began).tolist())
+        opening = {} if auto is None else self._opening(auto.opening_infos, auto.opened)
+        self._tick += 1
+        self._returns += reward
+        if auto is None:
+            if info:
+                collect_row(info, self.metrics[0])
+        else:
+            ended = terminated | truncated
+            (info, rows), *final = auto.step_infos
+            rows = rows if auto.tells_apart else self._everywhere
+            self._collect([(info, rows)], masked=len(ended) > 1 and not bool(ended.all()))
+            self._collect(final)
         if pieces is not None:
             pieces.append(ts.obs, self._env.stored_action, reward, terminated)
-            if extras is not None:
-                pieces.put_step(extras)
-        at_end = terminated.item()
-        if at_end or truncated.item():
-            counts.names = self._env.env_names  # it may have been found out during the rollout
+            pieces.put_step(extras)
+        if auto is not None:
+            self._end_and_begin(ended, terminated, auto, opening)
+        elif (at_end := terminated.item()) or truncated.item():
+            self._names = self._env.env_names  # it may have been found out during the rollout
             self._finish(0, at_end, None, True)
-            counts.close_row(0)
+            self._close_row(0)
             if pieces is not None:
                 pieces.clear()
             return True
         if pieces is not None and pieces.t >= pieces.next_cut:
-            pieces.cut(counts.names, full=True)
+            pieces.cut(self._names, full=True)
         return False
 
-    def _after_batch(self, ts: Timestep, reward: Array, terminated: Array, truncated: Array, auto: AutoReset) -> None:
-        pieces, counts = self.pieces, self.counts
-        extras = opening = None
-        if self._infos is not None:  # first, so that an error leaves no part of this step
-            extras = self._step_extras(auto.step_infos, auto.real)
-            if auto.opened.any():
-                zeros = [0] * len(auto.opened)
-                opening = self._infos.read(self._infos.at_reset, auto.opening_infos, auto.opened, zeros)
-        counts.tick += 1
-        counts.ret += reward
-        ended = terminated | truncated
-        (info, rows), *final = auto.step_infos
-        rows = rows if auto.tells_apart else np.ones_like(ended)
-        counts.collect([(info, rows)], True, masked=len(ended) > 1 and not bool(ended.all()))
-        counts.collect(final, True)
-        if pieces is not None:
-            pieces.append(ts.obs, self._env.stored_action, reward, terminated)
-            if extras is not None:
-                pieces.put_step(extras)
+    def _end_and_begin(self, ended: Mask, terminated: Mask, auto: AutoReset, opening: dict[str, Array]) -> None:
+        """Finish the rollouts that have ended in a vectorised environment, and open those that have begun."""
         for row in np.flatnonzero(ended):
             last = None if auto.last_obs is None else {k: v[row] for k, v in auto.last_obs.items()}
             self._finish(int(row), bool(terminated[row]), last, bool(auto.last_known[row]))
         if auto.opened.any():
-            opened = np.flatnonzero(auto.opened)
-            counts.begin(opened, self._env.env_names)
-            if pieces is not None:
-                pieces.begin(opened, alone=bool(auto.opened.all()))
-                if opening is not None:
-                    pieces.put_opening(opening, opened)
+            self._begin(np.flatnonzero(auto.opened), bool(auto.opened.all()), opening)
             if auto.tells_apart:
-                counts.collect(auto.opening_infos, True)
+                self._collect(auto.opening_infos)
         waiting = ended & ~auto.opened
         if waiting.any():
-            counts.began[waiting] = counts.tick
-        if pieces is not None:
-            if waiting.any():
-                pieces.wait(waiting)
-            if pieces.t >= pieces.next_cut:
-                pieces.cut(counts.names, full=True)
+            self._began[waiting] = self._tick
+            if self.pieces is not None:
+                self.pieces.wait(waiting)
 
-    def _step_extras(self, infos: Sequence[Info], required: NDArray[np.bool_]) -> dict[str, Array]:
-        assert self._infos is not None
-        steps = (self.counts.tick + 1 - self.counts.began).tolist()
-        return self._infos.read(self._infos.at_step, infos, required, steps)
+    def _opening(self, infos: Sequence[Info], rows: Mask) -> dict[str, Array]:
+        """The extra fields of the rollouts that open in these rows (B,)."""
+        if not (self._at_reset and rows.any()):
+            return {}
+        return read_fields(self._env, self._at_reset, infos, rows, [0] * len(rows))
+
+    def _begin(self, rows: Array, alone: bool, opening: dict[str, Array]) -> None:
+        names = self._env.env_names
+        self._counted[rows] = self._tick
+        for row in rows.tolist():
+            self._names[row] = names[row]
+            self._close_row(row)
+        if self.pieces is not None:
+            self.pieces.begin(rows, alone)
+            self.pieces.put_opening(opening, rows)
+
+    def _collect(self, infos: Iterable[Info], masked: bool = False) -> None:
+        for info, rows in infos:
+            if info and self._env.vectorized:
+                collect_rows(info, rows, self.metrics, masked)
+            elif info:
+                collect_row(info, self.metrics[0])
 
     def _finish(self, row: int, terminated: bool, last: dict[str, Array] | None, last_known: bool) -> None:
         """Finish a rollout that has ended with the latest transition."""
-        self.counts.finish(row, terminated)
+        self._count_frames((row,))
+        length, metrics = self._tick - int(self._began[row]), {k: total / n for k, (total, n) in self.metrics[row].items()}
+        name, ret = self._names[row], float(self._returns[row])
+        self.episodes.append(EpisodeRecord(name, ret, length, metrics, self._actor + row, terminated))
         if self.pieces is not None:
             # A terminated rollout's last observation is never used, so any will do; a truncated one's value comes from
             # it, so where it is lost the transition is dropped.
             stop = self.pieces.t if last_known or terminated else self.pieces.t - 1
-            self.pieces.write(row, stop, self.counts.names[row], last if last_known else None)
+            self.pieces.write(row, stop, name, last if last_known else None)
+
+    def _close_row(self, row: int) -> None:
+        self._began[row], self._returns[row], self.metrics[row] = self._tick, 0.0, {}
+
+    def _count_frames(self, rows: Iterable[int] | None = None) -> None:
+        """Count the steps of rows (default: all), up to now, for the environments that have their names."""
+        for row in range(len(self._names)) if rows is None else rows:
+            if (n := self._tick - int(self._counted[row])) > 0:
+                self._frames[self._names[row]] += n
+            self._counted[row] = self._tick
 
     @property
     def in_progress(self) -> int:
         """Rows whose rollout has at least one step."""
-        return int((self.counts.tick > self.counts.began).sum()) if self._open else 0
+        return int((self._tick > self._began).sum()) if self._open else 0
 
     @property
     def total_frames(self) -> dict[str, int]:
         """Environment steps by environment name, ever."""
         if self._open:
-            self.counts.count_frames(range(self._env.batched_envs))
-        return dict(self.counts.total_frames)
+            self._count_frames()
+        return dict(self._frames)
 
     def drain(self) -> tuple[list[EpisodeRecord], dict[str, int]]:
         """Finished rollouts, and steps by environment name, since the last call."""
-        if self._open:
-            self.counts.count_frames(range(self._env.batched_envs))
-        return self.counts.drain()
+        frames = Counter(self.total_frames)
+        out = self.episodes, dict(frames - self._drained)
+        self.episodes, self._drained = [], frames
+        return out
 
     def cut(self) -> None:
         """Hand the unfinished rollouts to the writer as pieces; they continue."""
         if self._open and self.pieces is not None:
-            self.pieces.cut(self.counts.names, full=False)
+            self.pieces.cut(self._names, full=False)
 
     def close(self) -> None:
         """Log how many steps are not recorded."""

@@ -110,9 +110,9 @@ class SequenceWrapper(AMAGOWrapper):
         out: Any = self.env.step(action)
         ts, reward, terminated, truncated, info = out
         self._log(info or {})  # while the environment has the name of the rollout
-        ended, auto = len(self._recorder.counts.episodes), self.amago_env.auto
+        ended, auto = len(self._recorder.episodes), self.amago_env.auto
         self._recorder.stepped(ts, reward, terminated, truncated, info)
-        self.return_history.add(self._recorder.counts.episodes[ended:])
+        self.return_history.add(self._recorder.episodes[ended:])
         opened = auto.opened if auto is not None else terminated | truncated
         if auto is None and opened.any():
             ts = ts.create_reset_version(opened)

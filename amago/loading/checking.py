@@ -105,13 +105,11 @@ def _draw(dataset: RLDataset, seed: int, findings: Findings) -> RLData:
         found = dataset.sample_random_trajectory(np.random.default_rng(seed))
         if isinstance(found, RLData):
             return found
-        findings.add(
-            f"sample_random_trajectory(rng) returned a {type(found).__name__}, but must return an amago.loading.RLData"
-        )
+        findings.add(f"sample_random_trajectory(rng) returned a {type(found).__name__}, not an amago.loading.RLData")
     raise StopChecking
 
 
-def _tensors(data: RLData) -> dict[str, Tensor]:
+def _tensors(data: RLData | Batch) -> dict[str, Tensor]:
     return {f"obs[{key!r}]": value for key, value in data.obs.items()} | columns(data)
 
 
@@ -176,42 +174,32 @@ def _check_fit(data: RLData, space: gym.spaces.Dict, spec: ActionSpec, findings:
             findings.add(
                 f"obs[{key!r}] is {array[far][0]:g}, outside of the environment's space, {low.min():g} to {high.max():g}"
             )
-    actions = data.actions
-    if actions.shape[-1] != spec.dim:
-        findings.add(f"actions have {actions.shape[-1]} numbers, but those of the environment, {spec.space}, have {spec.dim}")
+    x = data.actions.numpy()
+    if x.shape[-1] != spec.dim:
+        findings.add(f"actions have {x.shape[-1]} numbers, but those of the environment, {spec.space}, have {spec.dim}")
         return
-    for part in spec.parts:
-        x = actions[:, part.vector]
-        if part.kind == "continuous":
-            wrong, right = x.abs().amax(-1) > 1.0 + 1e-4, "numbers from -1 to 1"
-        else:
-            wrong, right = ((x != 0) & (x != 1)).any(-1), "bits, 0 or 1"
-        if part.kind == "discrete":
-            wrong, right = wrong | (x.sum(-1) != 1), f"one-hot vectors of {part.dim}"
-        if wrong.any():
-            at = f"{part.vector.start} to {part.vector.stop - 1}"
-            findings.add(f"actions {at} must be {right}, got such as {x[wrong][0].tolist()}")
+    wrong = (np.abs(x) > 1 + 1e-4) | ~np.isclose(spec.to_vector(spec.from_vector(x)), x, atol=1e-4)
+    if wrong.any():
+        found = x[wrong.any(-1)][0].tolist()
+        findings.add(f"actions must be vectors of {spec.space}: one-hot, bits or numbers from -1 to 1, got such as {found}")
 
 
 def _check_batch(dataset: RLDataset, batch_size: int, seed: int, findings: Findings) -> None:
     with findings.attempt(f"sample_batch(rng, {batch_size})"):
         batch = dataset.sample_batch(np.random.default_rng(seed), batch_size)
         if not isinstance(batch, Batch):
-            findings.add(
-                f"sample_batch(rng, {batch_size}) returned a {type(batch).__name__}, but must return an amago.loading.Batch"
-            )
+            findings.add(f"sample_batch(rng, {batch_size}) returned a {type(batch).__name__}, not an amago.loading.Batch")
             return
         rows, length = batch.rews.shape[:2]
-        if rows != batch_size:
-            findings.add(f"sample_batch(rng, {batch_size}) returned {rows} sequences")
-        if length > dataset.settings.max_seq_len:
-            findings.add(f"a batch has sequences of {length} transitions, more than max_seq_len={dataset.settings.max_seq_len}")
+        if rows != batch_size or length > dataset.settings.max_seq_len:
+            findings.add(
+                f"sample_batch(rng, {batch_size}) returned {rows} sequences of {length} transitions; "
+                f"max_seq_len={dataset.settings.max_seq_len}"
+            )
         mask = batch.mask[..., 0]
         if not mask[:, :2].all() or (mask[:, 1:] & ~mask[:, :-1]).any():
-            findings.add(
-                "the mask of a batch must be True for the first observations of each sequence, two or more, and then False"
-            )
+            findings.add("the mask of a batch must be True for two or more first observations of each sequence, and then False")
             return
-        for name, x in ({f"obs[{k!r}]": v for k, v in batch.obs.items()} | columns(batch)).items():
+        for name, x in _tensors(batch).items():
             if not torch.isfinite(x[mask if x.shape[1] == length + 1 else mask[:, 1:]]).all():
                 findings.add(f"{name} of a batch holds NaN or infinity at real steps")

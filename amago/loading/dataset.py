@@ -10,7 +10,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import gin
 import gymnasium as gym
@@ -26,68 +26,8 @@ from amago.spaces import ActionSpec, space_differences
 logger = logging.getLogger(__name__)
 
 
-class DatasetForm(NamedTuple):
-    """Signatures and overrides of a dataset's class, which may have been written for the original system. The defaults describe
-    the classes of amago.
-
-    Attributes:
-        samples_whole: `sample_random_trajectory` takes no ``rng``, and returns whole trajectories, which are cut afterwards.
-        takes_experiment: `on_end_of_collection` takes ``experiment``.
-        reads_experiment: `configure_from_experiment` is overridden.
-        converts_whole: `DiskTrajDataset._traj_to_rl_data` is overridden: it is given whole trajectories, and relabels them.
-    """
-
-    samples_whole: bool = False
-    takes_experiment: bool = False
-    reads_experiment: bool = False
-    converts_whole: bool = False
-
-    @classmethod
-    def of(cls, dataset: type[RLDataset]) -> DatasetForm:
-        """The form of a class, which is inspected once, when it is defined."""
-
-        def overridden(name: str) -> bool:
-            """True if a class outside of amago has overridden a method."""
-            owner = next((c for c in dataset.__mro__ if name in vars(c)), RLDataset)
-            return not owner.__module__.startswith("amago.")
-
-        return cls(
-            not takes_arguments(dataset.sample_random_trajectory, 1, "rng"),
-            takes_arguments(dataset.on_end_of_collection, 1, "experiment"),
-            overridden("configure_from_experiment"),
-            overridden("_traj_to_rl_data"),
-        )
-
-
-def takes_arguments(method: Callable[..., Any], count: int, name: str) -> bool:
-    """True if a method takes so many positional arguments beside ``self``, or a keyword of this name."""
-    parameters = inspect.signature(method).parameters.values()
-    if any(p.kind is p.VAR_POSITIONAL or p.name == name for p in parameters):
-        return True
-    return len([p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]) > count
-
-
-def reads_files(dataset: object) -> bool:
-    """True if a dataset, or a part of a mixture, draws whole trajectories from a replay buffer by itself. It opens one file
-    for each trajectory, so that a file must hold one."""
-    return isinstance(dataset, RLDataset) and any(d.form.samples_whole and d.lists_files for d in dataset.all_datasets)
-
-
-def warn_of_inexact_resume(dataset: RLDataset) -> None:
-    """Log once, when a dataset is configured, that it draws from a random stream that no checkpoint holds."""
-    cls = type(dataset)
-    if cls.form.samples_whole and cls not in _warned:
-        _warned.add(cls)
-        logger.warning(
-            "%s.sample_random_trajectory takes no rng and therefore draws from a random stream of its own: a run that is resumed "
-            "will train on other sequences than it would have. Take rng, a numpy.random.Generator, and draw from it alone to resume "
-            "exactly.",
-            cls.__name__,
-        )
-
-
-_warned: set[type] = set()
 _one_at_a_time = threading.RLock()
+_warned: set[type] = set()
 
 
 def _after_fork_in_child() -> None:
@@ -98,9 +38,23 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
+def _takes(method: Callable[..., Any], *args: object, **kwargs: object) -> bool:
+    try:
+        inspect.signature(method).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
+
+
+def reads_files(dataset: object) -> bool:
+    """True if a dataset, or a part of a mixture, draws whole trajectories from a replay buffer by itself. It opens one file
+    for each trajectory, so that a file must hold one."""
+    return isinstance(dataset, RLDataset) and any(d.samples_whole and d.lists_files for d in dataset.all_datasets)
+
+
 def draw(dataset: RLDataset, rng: np.random.Generator) -> RLData:
     """One training sequence of at most ``settings.max_seq_len`` transitions."""
-    if not dataset.form.samples_whole:
+    if not dataset.samples_whole:
         return dataset.sample_random_trajectory(rng)
     with _one_at_a_time:  # such code was written for processes, while ours is called from several threads
         whole = dataset.sample_random_trajectory()
@@ -110,24 +64,12 @@ def draw(dataset: RLDataset, rng: np.random.Generator) -> RLData:
     return whole.random_slice(dataset.max_seq_len, dataset.padded_sampling, rng, cut_short)
 
 
-def configure_dataset(dataset: RLDataset, settings: DatasetSettings) -> None:
-    """Configure a dataset, by its own `configure_from_experiment` if it has one and the experiment is known."""
-    if dataset.form.reads_experiment and settings.experiment is not None:
-        dataset.configure_from_experiment(settings.experiment)
-    else:
-        dataset.configure(settings)
-
-
 def collection_ended(dataset: RLDataset, experiment: object = None) -> dict[str, Any]:
-    """Call `on_end_of_collection`, with the experiment if the method takes it.
-
-    Args:
-        experiment: None: the one that has configured the dataset.
-    """
-    if not dataset.form.takes_experiment:
-        return dataset.on_end_of_collection()
-    known = None if dataset.settings is None else dataset.settings.experiment
-    return dataset.on_end_of_collection(experiment=known if experiment is None else experiment)
+    """Call `on_end_of_collection`, with the experiment (default: the one that has configured the dataset) if it takes one."""
+    method = dataset.on_end_of_collection
+    if experiment is None and dataset.settings is not None:
+        experiment = dataset.settings.experiment
+    return method(experiment=experiment) if _takes(method, experiment=experiment) else method()
 
 
 @dataclass(frozen=True)
@@ -206,7 +148,7 @@ class RLDataset(Dataset[RLData], ABC):
     Attributes:
         settings: since `configure`; None before.
         max_seq_len, padded_sampling, has_edit_rights, items_per_epoch: of ``settings``; None, "none", False and 0 before.
-        form: the call form of methods that have another signature in code written for the original system.
+        samples_whole: `sample_random_trajectory` takes no ``rng``, as in code written for the original system.
     """
 
     settings: DatasetSettings = None  # type: ignore[assignment]  # until `configure`
@@ -214,14 +156,14 @@ class RLDataset(Dataset[RLData], ABC):
     padded_sampling: str = "none"
     has_edit_rights: bool = False
     items_per_epoch: int = 0
-    form: ClassVar[DatasetForm] = DatasetForm()
+    samples_whole: ClassVar[bool] = False
     lists_files: ClassVar[bool] = False  # True: it has `all_filenames`
     _dset_name: str | None = None
     _obs_space: gym.spaces.Dict | None = None  # of the policy
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
-        cls.form = DatasetForm.of(cls)  # type: ignore[type-abstract]
+        cls.samples_whole = not _takes(cls.sample_random_trajectory, "self", "rng")
 
     def __init__(self, dset_name: str | None = None):
         self.dset_name = dset_name
@@ -248,7 +190,15 @@ class RLDataset(Dataset[RLData], ABC):
         self.settings = settings = DatasetSettings(**values) if settings is None else settings
         self.max_seq_len, self.padded_sampling = settings.max_seq_len, settings.padded_sampling
         self.has_edit_rights, self.items_per_epoch = settings.has_edit_rights, settings.items_per_epoch
-        warn_of_inexact_resume(self)
+        cls = type(self)
+        if cls.samples_whole and cls not in _warned:
+            _warned.add(cls)
+            logger.warning(
+                "%s.sample_random_trajectory takes no rng and therefore draws from a random stream of its own: a run that is resumed "
+                "will train on other sequences than it would have. Take rng, a numpy.random.Generator, and draw from it alone to "
+                "resume exactly.",
+                cls.__name__,
+            )
 
     def configure_from_experiment(self, experiment: Any) -> None:
         """`configure` with the fields of an `Experiment`, which calls this in ``start()``.
@@ -408,31 +358,23 @@ def check_same_spaces(
     Raises:
         ValueError: names both, and the conversion that is needed.
     """
-
-    def shapes(space: gym.spaces.Dict) -> dict[str, tuple[int, ...] | None]:
-        return {k: s.shape for k, s in sorted(space.spaces.items())}
-
-    both = (found, found_spec.space), (obs_space, action_space)
-    differing = {d.name for d in space_differences(*both, dtypes=False)}
-    if differing - {"actions"}:
+    own = found_spec.space
+    here, there = ({key: box.shape for key, box in sorted(space.spaces.items())} for space in (found, obs_space))
+    if here != there:
+        raise ValueError(f"{what} has observations {here}, but {other} has {there}; both need the same keys and shapes")
+    for name, first, second in space_differences((found, own), (obs_space, action_space), ranges=True):
+        if name == "actions":
+            raise ValueError(f"{what} has actions {own}, but {other} has {action_space}")
         raise ValueError(
-            f"{what} has observations {shapes(found)}, but {other} has {shapes(obs_space)}; both need the same keys and shapes"
-        )
-    if differing:
-        raise ValueError(f"{what} has actions {found_spec.space}, but {other} has {action_space}")
-    for d in space_differences(*both, ranges=True):
-        raise ValueError(
-            f"{what} has {d.name} {d.first}, but {other} has {d.second}: convert the recorded numbers, or wrap the environment "
+            f"{what} has {name} {first}, but {other} has {second}: convert the recorded numbers, or wrap the environment "
             "(gymnasium.wrappers.TransformObservation), so that dtype and range agree; if the numbers mean the same already, "
             "declare the same observation space"
         )
-    found_actions = found_spec.space
-    if isinstance(found_actions, gym.spaces.Box) and isinstance(action_space, gym.spaces.Box):
-        same = np.allclose(found_actions.low, action_space.low) and np.allclose(found_actions.high, action_space.high)
-        if not same:  # the stored numbers, -1 to 1, would mean other actions
-            raise ValueError(
-                f"{what} has actions {found_actions}, but {other} has {action_space}: the same number would mean two different actions"
-            )
+    bounds = [(x.low, x.high) for x in (own, action_space) if isinstance(x, gym.spaces.Box)]
+    if len(bounds) == 2 and not all(map(np.allclose, *bounds)):  # their numbers are stored from -1 to 1
+        raise ValueError(
+            f"{what} has actions {own}, but {other} has {action_space}: the same number would mean two different actions"
+        )
 
 
 Rewriting = Relabeler | Callable[[FrozenTraj], FrozenTraj]

@@ -15,13 +15,7 @@ from numpy.typing import NDArray
 
 from amago.data.batch import Batch, RLData
 from amago.data.trajectory import FrozenTraj
-from amago.loading.dataset import (
-    DatasetSettings,
-    RLDataset,
-    check_same_spaces,
-    checked_relabeler,
-    sample_window,
-)
+from amago.loading.dataset import DatasetSettings, RLDataset, check_same_spaces, checked_relabeler, sample_window
 from amago.loading.loader import BatchBuffers
 from amago.loading.sampling import Chances, Draw, Sampling
 from amago.relabeling import NoOpRelabeler, Relabeler
@@ -29,7 +23,7 @@ from amago.store import EvictedError, StoreView, TrajectoryStore
 from amago.store import index as store_index
 from amago.store.files import BadFileError, PickleRefusedError
 from amago.store.formats import PICKLE
-from amago.store.schema import Schema, Schemas
+from amago.store.schema import Schema
 from amago.store.store import FIFO, PROTECTED
 
 logger = logging.getLogger(__name__)
@@ -94,12 +88,12 @@ class DiskTrajDataset(RLDataset):
         priority_beta: float = 0.6,
         priority_eta: float = 0.9,
     ):
-        limits = {
-            "size": (dset_max_size, "trajectories"),
-            "steps": (dset_max_steps, "transitions"),
-            "bytes": (dset_max_bytes, "bytes"),
-        }
-        for what, (limit, counted) in limits.items():
+        limits = (
+            ("size", dset_max_size, "trajectories"),
+            ("steps", dset_max_steps, "transitions"),
+            ("bytes", dset_max_bytes, "bytes"),
+        )
+        for what, limit, counted in limits:
             if not limit >= 1:
                 raise ValueError(f"dset_max_{what} counts {counted} and must be at least 1, got {limit}")
         if not isinstance(dset_min_size, int | float | np.number) or not dset_min_size >= 0:
@@ -114,14 +108,15 @@ class DiskTrajDataset(RLDataset):
         self._sampling = Sampling(sampling, balance, (priority_alpha, priority_beta, priority_eta))
         self.sampling, self.balance = sampling, balance
         self.priority_alpha, self.priority_beta, self.priority_eta = priority_alpha, priority_beta, priority_eta
-        self._chances: Chances | None = None  # of the view that was drawn from last
+        # the view that was drawn from last, its trajectories to sample (None: all), and their probabilities (None: alike)
+        self._now: tuple[StoreView, NDArray[np.int64] | None, Chances | None] | None = None
         self._store: TrajectoryStore | None = None
         self._pending_state: dict[str, Any] | None = None
         self._spaces: tuple[gym.spaces.Dict, gym.Space[Any]] | None = None  # of the policy
         self._checked: set[Schema] = set()  # that agree with them
         self.fifo_filenames: set[str] = set()
         self.all_filenames: list[str] = []
-        self._only: tuple[StoreView | None, set[str], NDArray[np.int64]] | None = None  # the files to sample, if not all
+        self._chosen: set[str] | None = None  # the files to sample, if not all
         self._deleted = 0  # files
 
     @property
@@ -161,13 +156,8 @@ class DiskTrajDataset(RLDataset):
         self._sampling.check(self.settings)
         if self._store is not None:
             self._store.close()
-        self._store = TrajectoryStore(
-            self.buffer_dir,
-            self.dset_max_size,
-            max_steps=self.dset_max_steps,
-            max_bytes=self.dset_max_bytes,
-            edit=self.has_edit_rights,
-        )
+        limits = {"max_steps": self.dset_max_steps, "max_bytes": self.dset_max_bytes}
+        self._store = TrajectoryStore(self.buffer_dir, self.dset_max_size, edit=self.has_edit_rights, **limits)
         if self._pending_state is not None:
             self._store.load_state_dict(self._pending_state)
             self._pending_state = None
@@ -181,8 +171,7 @@ class DiskTrajDataset(RLDataset):
 
     def _find_files(self) -> None:
         """Find new files, delete the oldest beyond the limits, and choose those to sample."""
-        if type(self)._refresh_files is not DiskTrajDataset._refresh_files:  # which need not call super
-            self.store.refresh(evict=False)
+        self.store.refresh(evict=False)
         self._refresh_files()
         self._filter()
         known, chosen = self.store.paths(), set(self.all_filenames)
@@ -191,14 +180,11 @@ class DiskTrajDataset(RLDataset):
                 "all_filenames of %s has %d files that are no trajectory files in %s, such as %s: they are not sampled",
                 self.dset_name, len(strangers), self.buffer_dir, min(strangers),
             )  # fmt: skip
-        self._only = None if known <= chosen else (None, chosen, np.zeros(0, np.int64))
         with self._sampling.lock:
-            self._chances = None
+            self._chosen, self._now = None if known <= chosen else chosen, None
 
     def _refresh_files(self) -> None:
-        """Find files that were added or deleted. Override, call super, and change ``all_filenames`` to sample only some of
-        them."""
-        self.store.refresh(evict=False)
+        """List the files. Override, call super, and change ``all_filenames`` to sample only some of them."""
         self.fifo_filenames = set(self._list_abs_path_to_files(self.fifo_path))
         self.all_filenames = sorted(self._list_abs_path_to_files(self.protected_path)) + sorted(self.fifo_filenames)
 
@@ -230,38 +216,27 @@ class DiskTrajDataset(RLDataset):
         return drawn
 
     def _draw(self, rng: np.random.Generator) -> Draw | None:
-        view = self.store.view()  # does not change when another thread adds or deletes files
-        if not self._sampling.plain:
-            return self._chances_of(view).draw(rng)
-        indices = None if self._only is None else self._indices(view)
+        view, indices, chances = self._sampled()
+        if chances is not None:
+            return chances.draw(rng)
         n = len(view) if indices is None else len(indices)
-        if n == 0:
-            return None
-        i = int(rng.integers(n))
-        return Draw(view, i if indices is None else int(indices[i]))
+        i = int(rng.integers(n)) if n else 0
+        return Draw(view, i if indices is None else int(indices[i])) if n else None
 
-    def _chances_of(self, view: StoreView) -> Chances:
-        """The probabilities of the trajectories, computed once for each view."""
+    def _sampled(self) -> tuple[StoreView, NDArray[np.int64] | None, Chances | None]:
+        """`_now` for the current view, which does not change when another thread adds or deletes files."""
         with self._sampling.lock:
-            chances = self._chances
-            if chances is None or chances.view is not view:
-                self._chances = chances = self._sampling.chances(view, self._indices(view), self.settings)
-            return chances
+            view, now = self.store.view(), self._now
+            if now is None or now[0] is not view:
+                indices = None if self._chosen is None else view.indices_in(self._chosen)
+                plain = self._sampling.plain
+                self._now = now = view, indices, None if plain else self._sampling.chances(view, indices, self.settings)
+            return now
 
     def _lost(self, view: StoreView, index: int) -> None:
         """Draw no more from a file that could not be read."""
-        chances = self._chances
-        if chances is not None and chances.view is view:
-            chances.exclude(index)
-
-    def _indices(self, view: StoreView) -> NDArray[np.int64] | None:
-        """The trajectories in the files to sample, looked up once for each view; None: all."""
-        only = self._only
-        if only is None:
-            return None
-        if only[0] is not view:
-            self._only = only = view, only[1], view.indices_in(only[1])
-        return only[2]
+        if self._now is not None and self._now[0] is view and self._now[2] is not None:
+            self._now[2].exclude(index)
 
     def sample_random_trajectory(self, rng: np.random.Generator | None = None) -> RLData:
         (settings, rng), whole = self.settings.drawing(rng), rng is None
@@ -269,7 +244,7 @@ class DiskTrajDataset(RLDataset):
             view, index, piece, source = self._drawn(rng)
             read, spec = functools.partial(view.read, index, extras=self.settings.extra_fields), view.action_spec(index)
             try:
-                if self.form.converts_whole:
+                if type(self)._traj_to_rl_data is not DiskTrajDataset._traj_to_rl_data:
                     data = self._traj_to_rl_data(read().derive(spec))
                     if not whole:
                         window = settings.max_seq_len, settings.padded_sampling, rng, settings.cut_short_trajectories
@@ -323,16 +298,13 @@ class DiskTrajDataset(RLDataset):
         """Compare the spaces of added files with the policy's; files of other processes may come at any time."""
         view, what = self.store.view(), f"the replay buffer {self.buffer_dir}"
         for _, schema in view.kinds():
-            if self._spaces is None or schema in self._checked:
-                continue
-            spec, (obs_space, action_space) = schema.action_spec, self._spaces
-            check_same_spaces(what, schema.obs_space, spec, obs_space, action_space)
-            self._checked.add(schema)
+            if self._spaces is not None and schema not in self._checked:
+                check_same_spaces(what, schema.obs_space, schema.action_spec, *self._spaces)
+                self._checked.add(schema)
 
     @property
     def ready_for_training(self) -> bool:
-        view = self.store.view()
-        indices = self._indices(view)
+        view, indices, _ = self._sampled()
         return (len(view) if indices is None else len(indices)) > self.dset_min_size
 
     def on_end_of_collection(self, experiment: object = None) -> dict[str, float]:
@@ -372,7 +344,7 @@ class DiskTrajDataset(RLDataset):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self._sampling.by_priority and "priorities" in state:
             self._sampling.load_state_dict(state["priorities"])
-        self._chances = None
+        self._now = None
         if self._store is None:
             self._pending_state = state["store"]
         else:
@@ -398,7 +370,7 @@ def load_traj_from_disk(path: str | os.PathLike[str]) -> FrozenTraj:
     try:
         if path.suffix == PICKLE:
             raise PickleRefusedError.of(path)
-        entry = store_index.load(path.parent.parent, path.parent.name, path.name, Schemas())
+        entry = store_index.load(path.parent.parent, path.parent.name, path.name)
     except BadFileError as err:
         raise ValueError(f"{path}: {err}") from err
     if entry.n != 1:

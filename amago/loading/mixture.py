@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amago.data.batch import RLData, global_rng
-from amago.loading.dataset import DatasetSettings, RLDataset, collection_ended, configure_dataset, draw
+from amago.loading.dataset import DatasetSettings, RLDataset, collection_ended, draw
 
 
 @dataclass
@@ -79,10 +79,10 @@ class MixtureOfDatasets(RLDataset):
                 "which the weights move to sampling_weights"
             )
         self.smooth_sudden_starts = smooth_sudden_starts
-        self.initial_sampling_weights, first = None, self.sampling_weights
+        self.initial_sampling_weights: NDArray[np.float64] | None = None
         if initial_sampling_weights is not None:
-            first = _checked("initial_sampling_weights", initial_sampling_weights, len(datasets))
-            self.initial_sampling_weights = first
+            self.initial_sampling_weights = _checked("initial_sampling_weights", initial_sampling_weights, len(datasets))
+        first = self.sampling_weights if self.initial_sampling_weights is None else self.initial_sampling_weights
         weights = zip(datasets, first.tolist(), self.sampling_weights.tolist(), strict=True)
         self._dsets_status = [_DatasetStatus(*status) for status in weights]
         self._available_datasets: list[tuple[RLDataset, float]] = []  # the ready ones, with their probabilities
@@ -112,22 +112,19 @@ class MixtureOfDatasets(RLDataset):
 
     @property
     def save_new_trajs_to(self) -> str | None:
-        i = self.collecting
-        return None if i is None else self.datasets[i].save_new_trajs_to
+        return None if self.collecting is None else self.datasets[self.collecting].save_new_trajs_to
 
     def delete(self, **options: bool) -> None:
         """Delete the data of the dataset that receives new trajectories (`RLDataset.delete`); the others stay."""
-        i = self.collecting
-        if i is not None:
-            self.datasets[i].delete(**options)
+        if self.collecting is not None:
+            self.datasets[self.collecting].delete(**options)
 
     def refused_files(self) -> dict[str, str]:
         return {path: reason for d in self.datasets for path, reason in d.refused_files().items()}
 
     @property
     def collected_steps(self) -> int | None:
-        i = self.collecting
-        return None if i is None else self.datasets[i].collected_steps
+        return None if self.collecting is None else self.datasets[self.collecting].collected_steps
 
     # ---- preparation -------------------------------------------------------------------------------------------------
 
@@ -135,7 +132,11 @@ class MixtureOfDatasets(RLDataset):
         super().configure(settings, **values)
         collecting = self.collecting
         for i, dataset in enumerate(self.datasets):
-            configure_dataset(dataset, replace(self.settings, has_edit_rights=self.has_edit_rights and i == collecting))
+            experiment, own = self.settings.experiment, type(dataset).configure_from_experiment
+            if own is not RLDataset.configure_from_experiment and experiment is not None:
+                dataset.configure_from_experiment(experiment)
+            else:
+                dataset.configure(replace(self.settings, has_edit_rights=self.has_edit_rights and i == collecting))
         self._update_weights(opened=self._phase == 0)
 
     def check_spaces(self, obs_space: gym.spaces.Dict, action_space: gym.Space[Any]) -> None:
@@ -158,12 +159,12 @@ class MixtureOfDatasets(RLDataset):
                 status.epoch_ready = self._phase
                 if self.initial_sampling_weights is None:
                     status.initial_weight = status.final_weight if opened else 0.0
-        ready = [status for status in self._dsets_status if status.epoch_ready is not None]
-        weights = np.array([self._weight(status) for status in ready])
-        if weights.sum() == 0:  # the weights of all ready datasets still are at 0
-            weights = np.array([status.final_weight for status in ready])
-        total = weights.sum()
-        self._available_datasets = [(x.dataset, float(w / total)) for x, w in zip(ready, weights, strict=True) if w > 0]
+        ready = np.array([status.epoch_ready is not None for status in self._dsets_status])
+        weights = ready * [self._weight(status) for status in self._dsets_status]
+        if not weights.any():  # the weights of all ready datasets still are at 0
+            weights = ready * [status.final_weight for status in self._dsets_status]
+        found = zip(self.datasets, (weights / (weights.sum() or 1.0)).tolist())
+        self._available_datasets = [(dataset, weight) for dataset, weight in found if weight > 0]
 
     def _weight(self, status: _DatasetStatus) -> float:
         if self.smooth_sudden_starts is None:
@@ -172,11 +173,7 @@ class MixtureOfDatasets(RLDataset):
         return status.initial_weight + (status.final_weight - status.initial_weight) * done
 
     def update_dset_weights(self, epoch: int) -> None:
-        """Check which datasets are ready, and set the proportions of a training phase.
-
-        Args:
-            epoch: number of the phase, from 0.
-        """
+        """Check which datasets are ready, and set the proportions of training phase ``epoch``, from 0."""
         self._phase = int(epoch)
         self._update_weights()
 
@@ -198,11 +195,11 @@ class MixtureOfDatasets(RLDataset):
         return any(d.can_become_ready for d in self.datasets)
 
     def sample_random_trajectory(self, rng: np.random.Generator | None = None) -> RLData:
-        if not self._available_datasets:
+        if not (available := self._available_datasets):
             raise RuntimeError("none of the datasets in this mixture is ready for training; collect first, or wait")
         stream = global_rng() if rng is None else rng
-        ends = np.cumsum([weight for _, weight in self._available_datasets])
-        dataset, _ = self._available_datasets[np.searchsorted(ends[:-1], stream.random() * ends[-1], side="right")]
+        ends = np.cumsum([weight for _, weight in available])
+        dataset, _ = available[np.searchsorted(ends[:-1], stream.random() * ends[-1], side="right")]
         return dataset.sample_random_trajectory() if rng is None else draw(dataset, rng)
 
     # ---- epochs ------------------------------------------------------------------------------------------------------

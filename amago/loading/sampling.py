@@ -54,7 +54,6 @@ class SumTree:
         return float(self._nodes[1])
 
     def __getitem__(self, index: int) -> float:
-        """The weight of an index."""
         return self._nodes.item(self._leaves + index)
 
     def set(self, indices: Indices, weights: ArrayLike) -> None:
@@ -87,13 +86,11 @@ class SumTree:
 
 
 class Source(NamedTuple):
-    """The origin of a training sequence, and the weight of its losses.
+    """The origin of a training sequence: sequence number ``unit`` of a file, and the object that receives its TD error.
 
     Attributes:
-        owner: the object that receives its TD error.
-        file, unit: the file, and the number of the sequence in it.
-        weight: the importance weight, P^-beta if its group has drawn it with probability P, over the mean of these weights in
-            the group: they are 1 on average, so that neither balance nor the weights of a mixture change.
+        weight: the importance weight of its losses, P^-beta if its group has drawn it with probability P, over the mean of
+            these weights in the group: they are 1 on average, so that neither balance nor the weights of a mixture change.
     """
 
     owner: Sampling
@@ -103,10 +100,9 @@ class Source(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """A trajectory to read a sequence of.
+    """Trajectory number ``row`` of a view, to read a sequence of.
 
     Attributes:
-        row: its index in ``view``.
         piece: the part of the range of starts from which the window's is drawn (`amago.data.batch.subsequence`).
         source: of the sequence, if its TD error is wanted.
     """

@@ -133,9 +133,13 @@ class Contents(NamedTuple):
     writer: str
     sequence: int
 
-    @property
-    def shapes(self) -> sc.Shapes:
-        return {name: (m.dtype, m.shape) for name, m in self.members.items()}
+    @classmethod
+    def of(cls, members: dict[str, Member], about: Mapping[str, Any]) -> Contents:
+        """With a file's metadata; BadFileError for another format or version."""
+        kind, version = about["format"], about["version"]
+        if kind != sc.FORMAT or str(version) != str(sc.VERSION):
+            raise BadFileError(f"format {kind!r:.50} version {version!r:.50}, not {sc.FORMAT!r} version '{sc.VERSION}'")
+        return cls(members, about["spaces"], about["env_names"], str(about["writer"]), int(about["sequence"]))
 
 
 def file_name(save_as: str, writer: str, sequence: int, n: int, env_name: str) -> str:
@@ -209,8 +213,7 @@ def parse_segment(fd: int, size: int) -> Contents:
     try:
         header = json.loads(text)
         about = header.pop("__metadata__")
-        _check_format(about["format"], about["version"])
-        crcs = json.loads(about["crc32"])
+        crcs, about["env_names"] = json.loads(about["crc32"]), json.loads(about["env_names"])
         for name, entry in header.items():
             first, last = entry["data_offsets"]
             member = Member(name, sc.CODES[entry["dtype"]], tuple(entry["shape"]), begin + first, 0, 0, crcs.get(name))
@@ -223,14 +226,9 @@ def parse_segment(fd: int, size: int) -> Contents:
         end = max((m.at + m.size for m in members.values()), default=begin)
         if end != size:
             raise BadFileError(f"the fields end at byte {end}, but the file has {size}")
-        return Contents(members, about["spaces"], json.loads(about["env_names"]), str(about["writer"]), int(about["sequence"]))
+        return Contents.of(members, about)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
         raise err if isinstance(err, BadFileError) else BadFileError(f"the header cannot be read: {err!r:.200}") from err
-
-
-def _check_format(kind: object, version: object) -> None:
-    if kind != sc.FORMAT or str(version) != str(sc.VERSION):
-        raise BadFileError(f"format {kind!r:.50} version {version!r:.50}, not {sc.FORMAT!r} version '{sc.VERSION}'")
 
 
 # Archives
@@ -248,13 +246,7 @@ def encode_npz(traj: StoredTraj, spaces: str, writer: str, sequence: int, compre
     if len(text) > MAX_HEADER_BYTES:
         raise ValueError(f"the metadata would take {len(text)} bytes; at most {MAX_HEADER_BYTES} are allowed")
     out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED, allowZip64=False) as archive:
-        for name, a in ({"metadata": np.frombuffer(text, np.uint8)} | fields).items():
-            member = io.BytesIO()
-            np.lib.format.write_array(member, a, version=(1, 0), allow_pickle=False)
-            info = zipfile.ZipInfo(name + ".npy")
-            info.compress_type = archive.compression
-            archive.writestr(info, member.getbuffer())
+    (np.savez_compressed if compressed else np.savez)(out, metadata=np.frombuffer(text, np.uint8), **fields)  # type: ignore[arg-type]
     return out.getvalue()
 
 
@@ -311,14 +303,10 @@ def parse_archive(fd: int, members: dict[str, Member]) -> Contents:
         raise BadFileError("not a trajectory file of amago: the array 'metadata' is missing or is not JSON as uint8")
     member.check(fd)
     try:
-        about = json.loads(member.read(fd).tobytes())
-        _check_format(about["format"], about["version"])
         others = {name: m for name, m in members.items() if name != "metadata"}
-        return Contents(others, about["spaces"], about["env_names"], str(about["writer"]), int(about["sequence"]))
-    except BadFileError:
-        raise
+        return Contents.of(others, json.loads(member.read(fd).tobytes()))
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as err:
-        raise BadFileError(f"the metadata cannot be read: {err!r:.200}") from err
+        raise err if isinstance(err, BadFileError) else BadFileError(f"the metadata cannot be read: {err!r:.200}") from err
 
 
 # Archives of the original system

@@ -8,7 +8,7 @@ import os
 import stat
 import time
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,23 +58,27 @@ class Entry:
     gone: bool = False
 
     @property
+    def where(self) -> str:
+        """Its path in the buffer."""
+        return f"{self.partition}/{self.name}"
+
+    @property
+    def index(self) -> tuple[sc.Array, sc.Array, sc.Array]:
+        """The fields `amago.store.schema.INDEX`."""
+        return self.ep_offsets, self.start_time, self.env_id
+
+    @property
     def total(self) -> int:
         """Transitions in the file."""
         return int(self.ep_offsets[-1])
 
 
-def never(size: int, mtime_ns: int) -> bool:
-    """A value of `load`'s ``trusted``: the data is compared with its checksums."""
-    return False
-
-
-def load(
-    root: str | Path, partition: str, name: str, schemas: sc.Schemas, trusted: Callable[[int, int], bool] = never
-) -> Entry:
+def load(root: str | Path, partition: str, name: str, checked: tuple[int, int] | None = None) -> Entry:
     """Check the file ``{root}/{partition}/{name}`` and create its `Entry`.
 
     Args:
-        trusted: (size, mtime_ns) -> whether the data was compared with its checksums before, so that the header is enough.
+        checked: size and mtime_ns of the file when its data was compared with its checksums; if it still has them, its header
+            is enough.
 
     Raises:
         BadFileError: the file must not be used; the message has the reason.
@@ -88,24 +92,24 @@ def load(
             info = os.fstat(fd)
         if info.st_size > sc.MAX_FILE_BYTES:
             raise BadFileError(f"{info.st_size} bytes are more than the {sc.MAX_FILE_BYTES} that a file may have")
-        known = trusted(info.st_size, info.st_mtime_ns)
+        known = (info.st_size, info.st_mtime_ns) == checked
         where = partition, name, info.st_size, info.st_mtime_ns
         if name.endswith(".safetensors"):
-            return _load(where, fd, formats.parse_segment(fd, info.st_size), schemas, known)
+            return _load(where, fd, formats.parse_segment(fd, info.st_size), known)
         if not name.endswith(".npz"):
             raise BadFileError("neither .safetensors nor .npz: not a trajectory file")
         members = formats.archive_members(fd)
         if formats.is_original(members):
-            return _load_original(where, fd, members, schemas, known)
-        return _load(where, fd, formats.parse_archive(fd, members), schemas, known)
+            return _load_original(where, fd, members, known)
+        return _load(where, fd, formats.parse_archive(fd, members), known)
     finally:
         os.close(fd)
 
 
-def _load(where: tuple[str, str, int, int], fd: int, contents: formats.Contents, schemas: sc.Schemas, trusted: bool) -> Entry:
+def _load(where: tuple[str, str, int, int], fd: int, contents: formats.Contents, trusted: bool) -> Entry:
     members, name = contents.members, where[1]
-    schema = schemas.get(contents.spaces, contents.members)
-    n, total = schema.fit(contents.shapes)
+    schema = sc.schema_of(contents.spaces, members)
+    n, total = schema.fit(members)
     match = formats.SEGMENT_NAME.fullmatch(name)
     if (name.endswith(".npz") and n != 1) or (not name.endswith(".npz") and (match is None or int(match["n"]) != n)):
         raise BadFileError(f"the name does not say that it holds {n} trajectories")
@@ -113,8 +117,8 @@ def _load(where: tuple[str, str, int, int], fd: int, contents: formats.Contents,
         for member in members.values():
             member.check(fd)
     ep_offsets, start_time, env_id = (members[x].read(fd) for x in sc.INDEX)
-    names = schemas.share(sc.check_index(ep_offsets, start_time, env_id, total, contents.env_names))
-    ordered = [members[p.name] for p in schema.parts]
+    names = sc.check_index(ep_offsets, start_time, env_id, total, contents.env_names)
+    ordered = [members[name] for name in schema.names]
     packed = any(m.packed for m in ordered)
     places = tuple(ordered) if packed else tuple(m.at + m.skip for m in ordered)
     kind = PACKED if packed else RAW
@@ -123,15 +127,13 @@ def _load(where: tuple[str, str, int, int], fd: int, contents: formats.Contents,
     )  # fmt: skip
 
 
-def _load_original(
-    where: tuple[str, str, int, int], fd: int, members: dict[str, formats.Member], schemas: sc.Schemas, trusted: bool
-) -> Entry:
+def _load_original(where: tuple[str, str, int, int], fd: int, members: dict[str, formats.Member], trusted: bool) -> Entry:
     total, start_time = formats.check_original(fd, members, trusted)
     env_name, writer, sequence = formats.of_original_name(where[1])
     vectors = gym.spaces.Box(-1.0, 1.0, members["actions"].shape[1:], np.float32)  # the space is unknown
-    schema = schemas.get(sc.spaces_text(formats.widest_space(formats.observations_of(members)), vectors))
+    schema = sc.schema_of(sc.spaces_text(formats.widest_space(formats.observations_of(members)), vectors))
     index = np.array([0, total]), np.array([start_time]), np.zeros(1, np.int32)
-    return Entry(*where, ORIGINAL, schema, members, 1, *index, schemas.share((env_name,)), writer, sequence)
+    return Entry(*where, ORIGINAL, schema, members, 1, *index, (env_name,), writer, sequence)
 
 
 def give_spaces(schema: sc.Schema, entry: Entry, root: str | Path) -> None:
@@ -141,7 +143,7 @@ def give_spaces(schema: sc.Schema, entry: Entry, root: str | Path) -> None:
         BadFileError: the file has other observations or actions.
     """
     formats.check_observations(schema.obs_space, formats.observations_of(entry.places))
-    fd, _ = open_regular(os.path.join(root, entry.partition, entry.name))
+    fd, _ = open_regular(os.path.join(root, entry.where))
     try:
         formats.check_vectors(schema.action_spec, entry.places["actions"].read(fd))
     finally:
@@ -156,18 +158,16 @@ def recheck(root: str, entry: Entry) -> None:
         BadFileError: it is damaged.
         EvictedError: it is gone, cannot be read now, or holds other trajectories.
     """
-    where = f"{entry.partition}/{entry.name}"
     try:
-        now = load(root, entry.partition, entry.name, sc.Schemas())
+        now = load(root, entry.partition, entry.name)
     except FileNotFoundError as err:
-        raise EvictedError(f"{where} has been deleted from the buffer; draw another index") from err
+        raise EvictedError(f"{entry.where} has been deleted from the buffer; draw another index") from err
     except OSError as err:
-        raise EvictedError(f"{where} cannot be read now: {err}") from err
+        raise EvictedError(f"{entry.where} cannot be read now: {err}") from err
     same = (now.kind, now.n, now.places, now.env_names) == (entry.kind, entry.n, entry.places, entry.env_names)
     same = same and (entry.kind == ORIGINAL or now.schema == entry.schema)  # the original's files record no spaces
-    same = same and np.array_equal(now.ep_offsets, entry.ep_offsets) and np.array_equal(now.start_time, entry.start_time)
-    if not (same and np.array_equal(now.env_id, entry.env_id)):
-        raise EvictedError(f"{where} has been replaced by another file; draw another index")
+    if not (same and all(map(np.array_equal, now.index, entry.index))):
+        raise EvictedError(f"{entry.where} has been replaced by another file; draw another index")
     entry.size, entry.mtime_ns = now.size, now.mtime_ns
 
 
@@ -202,10 +202,10 @@ class Record:
         self.looked_into = 0
         self.cache: dict[Key, Entry] = {}
 
-    def load(self, schemas: sc.Schemas) -> Stamps:
+    def load(self) -> Stamps:
         """Read the saved index, and the recorded order, which is returned."""
         try:
-            self.cache = {(e.partition, e.name): e for e in _load_cache(self._root / CACHE, schemas)}
+            self.cache = {(e.partition, e.name): e for e in _load_cache(self._root / CACHE)}
         except FileNotFoundError:
             pass
         except Exception as err:  # without the cache, each file is opened
@@ -304,21 +304,20 @@ def _save_cache(path: Path, entries: Sequence[Entry]) -> None:
         (e.partition, e.name, e.size, e.mtime_ns, schemas[e.schema], e.places, e.n, names[e.env_names], e.writer, e.sequence)
         for e in entries
     ]
-    about = {"schemas": [(s.spaces, list(s.at)) for s in schemas], "env_names": list(names), "files": files}
-    arrays: dict[str, Any] = {
-        name: np.concatenate([np.zeros(0, np.int64), *(getattr(e, name) for e in entries)]) for name in sc.INDEX
-    }
+    about = {"schemas": [(s.spaces, s.names) for s in schemas], "env_names": list(names), "files": files}
+    columns = zip((np.zeros(0, np.int64),) * 3, *(e.index for e in entries))
+    arrays = {name: np.concatenate(column) for name, column in zip(sc.INDEX, columns)}
     with open(path, "wb") as file:
-        np.savez(file, about=np.frombuffer(json.dumps(about).encode(), np.uint8), **arrays)
+        np.savez(file, about=np.frombuffer(json.dumps(about).encode(), np.uint8), **arrays)  # type: ignore[arg-type]
 
 
-def _load_cache(path: Path, known: sc.Schemas) -> list[Entry]:
+def _load_cache(path: Path) -> list[Entry]:
     """The saved entries; any exception if the file is not what `_save_cache` writes (archives have checksums)."""
     with open(path, "rb") as file, np.load(file, allow_pickle=False) as saved:
         about = json.loads(saved["about"].tobytes())
         offsets, start_time, env_id = (saved[name] for name in sc.INDEX)
-    schemas = [known.get(spaces, names) for spaces, names in about["schemas"]]
-    env_names = [known.share(tuple(names)) for names in about["env_names"]]
+    schemas = [sc.schema_of(spaces, names) for spaces, names in about["schemas"]]
+    env_names = [tuple(names) for names in about["env_names"]]
     entries, at = [], 0
     for i, (partition, name, size, mtime_ns, schema, places, n, names, writer, sequence) in enumerate(about["files"]):
         index = offsets[at + i : at + i + n + 1], start_time[at : at + n], env_id[at : at + n]

@@ -17,8 +17,10 @@ trajectories, one after the other. With n trajectories of T_1..T_n transitions a
 
 from __future__ import annotations
 
+import functools
 import json
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
@@ -28,14 +30,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amago.data.extras import ExtraField, trajectory_fields
-from amago.data.trajectory import EXTRA, FIELDS, OBS, Field, StoredTraj, pad_value, rows_in
+from amago.data.trajectory import FIELDS, OBS, Field, StoredTraj, pad_value, rows_in
 from amago.spaces import ActionSpec, action_spec, describe, from_description, key_problem
 from amago.store.files import BadFileError
 
 Array = NDArray[Any]
 DType = np.dtype[Any]
-Shapes = Mapping[str, tuple[DType, tuple[int, ...]]]
-"""Dtype and shape of each field of a file, by name."""
 
 FORMAT = "amago.trajectories"
 VERSION = 1
@@ -59,29 +59,15 @@ _OFFSETS = "n+1"
 _OWN = (Field("ep_offsets", _OFFSETS, "index", CODES["I64"], ()), Field("env_id", "1", "index", CODES["I32"], ()))
 
 
-class Part(NamedTuple):
-    """One field of a file.
-
-    Attributes:
-        row, row_bytes: shape and size of one row.
-        rows: how many it has (`amago.data.trajectory.ROWS`, or n + 1).
-    """
-
-    name: str
-    dtype: DType
-    row: tuple[int, ...]
-    row_bytes: int
-    rows: str
-
-
 class Slot(NamedTuple):
     """A field of which slices are read: ``steps * each + more`` rows of a slice of so many transitions.
 
     Attributes:
         group, key: "obs" or "extras" and the key in it; else "" and the field's name.
         rows: one of `amago.data.trajectory.ROWS`.
-        part: position in `Schema.parts`; -1 where the files lack the field.
+        part: position in `Schema.names`; -1 where the files lack the field.
         before: position of the field that holds the row before a trajectory's first (then slices have that row, too); or -1.
+        row, row_bytes: shape and size of one row.
         default: of all rows, where the files lack the field.
         pad: value of padding in a batch (`amago.data.trajectory.pad_value`); 0 in extra fields, and in actions, which are
             padded when they are vectors.
@@ -94,6 +80,7 @@ class Slot(NamedTuple):
     before: int
     dtype: DType
     row: tuple[int, ...]
+    row_bytes: int
     each: int
     more: int
     default: float
@@ -109,68 +96,35 @@ class Schema:
     """The fields and spaces that files of one kind of environment have in common; all of them share it in memory.
 
     Attributes:
-        parts: the fields, sorted by name.
+        names: of the fields, sorted.
         spaces: ``{"obs": ..., "action": ...}`` as JSON text (`amago.spaces.describe`), and ``"extras"`` if there are any.
         obs_space, action_spec, extras: what the text describes: observations, actions, declared extra fields.
-        at: position of each field in ``parts``.
+        fields: by name, with dtype and shape of a row.
     """
 
-    parts: tuple[Part, ...]
+    names: tuple[str, ...]
     spaces: str
     obs_space: gym.spaces.Dict = field(compare=False)
     action_spec: ActionSpec = field(compare=False)
     extras: tuple[ExtraField, ...] = field(compare=False)
-    at: dict[str, int] = field(compare=False)
+    fields: dict[str, Field] = field(compare=False)
     _slots: dict[object, tuple[Slot, ...]] = field(default_factory=dict, compare=False, repr=False)
 
-    @classmethod
-    def of(cls, spaces: object, names: Iterable[str] | None = None) -> Schema:
-        """The schema of files with these recorded spaces.
-
-        Args:
-            names: fields that the files have; default: all.
-
-        Raises:
-            BadFileError: no spaces, or a field is missing or unknown.
-        """
-        try:
-            if not isinstance(spaces, str):
-                raise TypeError("they are no text")
-            described = json.loads(spaces)
-            obs_space, spec = from_description(described["obs"]), action_spec(from_description(described["action"]))
-            extras = tuple(ExtraField(name, **x) for name, x in described.get("extras", {}).items())
-            if not isinstance(obs_space, gym.spaces.Dict):
-                raise ValueError(f"observations are {obs_space}, not a Dict")
-            fields = (*trajectory_fields(obs_space, spec, extras), *_OWN)
-        except Exception as err:  # gymnasium raises many types on nonsense
-            raise BadFileError(f"the recorded spaces cannot be read: {err!r:.200}") from err
-        for key in obs_space:
-            if problem := key_problem(key):
-                raise BadFileError(f"observation key {key!r} {problem}")
-        present = {x.name for x in fields} if names is None else set(names)
-        if unknown := present - {x.name for x in fields}:
-            raise BadFileError(f"unknown field {min(unknown)!r}")
-        for x in fields:
-            if x.name not in present and x.default is None:
-                raise BadFileError(f"field {x.name!r} is missing")
-        parts = tuple(_part(x) for x in sorted(fields, key=lambda x: x.name) if x.name in present)
-        return cls(parts, spaces, obs_space, spec, extras, {p.name: i for i, p in enumerate(parts)})
-
-    def fit(self, shapes: Shapes) -> tuple[int, int]:
-        """The trajectories n and transitions T of a file with these fields.
+    def fit(self, shapes: Mapping[str, Any]) -> tuple[int, int]:
+        """The trajectories n and transitions T of a file with fields of these shapes and dtypes.
 
         Raises:
             BadFileError: a field has another dtype or number of rows than the spaces and the other fields ask for.
         """
-        n, total = ((shapes[name][1] or (0,))[0] for name in ("ep_offsets", "actions"))
+        n, total = ((shapes[name].shape or (0,))[0] for name in ("ep_offsets", "actions"))
         n -= 1
         if not (1 <= n <= MAX_TRAJECTORIES and total >= n):
             raise BadFileError(f"{n} trajectories with {total} transitions")
-        for part in self.parts:
-            right = part.dtype, (n + 1 if part.rows == _OFFSETS else rows_in(part.rows, n, total), *part.row)
-            if shapes[part.name] != right:
-                have = "{} {}".format(*shapes[part.name])
-                raise BadFileError(f"{part.name!r} is {have}, but the recorded spaces ask for {right[0]} {right[1]}")
+        for name, x in self.fields.items():
+            right = (n + 1 if x.rows == _OFFSETS else rows_in(x.rows, n, total), *(x.shape or ()))
+            have = shapes[name]
+            if (have.dtype, have.shape) != (x.dtype, right):
+                raise BadFileError(f"{name!r} is {have.dtype} {have.shape}, but the recorded spaces ask for {x.dtype} {right}")
         return n, total
 
     def slots(self, keys: Iterable[str] | None = None, extras: Iterable[ExtraField] | None = None) -> tuple[Slot, ...]:
@@ -185,60 +139,75 @@ class Schema:
             ValueError: an extra field was recorded with other rows, shape or dtype.
         """
         asked = None if keys is None else tuple(keys), None if extras is None else tuple(extras)
-        found = self._slots.get(asked)
-        if found is None:
-            found = self._slots[asked] = self._make_slots(*asked)
-        return found
-
-    def _make_slots(self, keys: tuple[str, ...] | None, extras: tuple[ExtraField, ...] | None) -> tuple[Slot, ...]:
-        wanted = [x for x in FIELDS if x.rows == "T"]
-        for key in self.obs_space if keys is None else keys:
-            if OBS + key not in self.at:
-                raise KeyError(f"no observation {key!r}; there are {list(self.obs_space)}")
-            wanted.append(Field(OBS + key, "T+1", "obs"))
-        wanted += [x.field for x in (self.extras if extras is None else extras)]
-        return tuple(self._slot(x) for x in sorted(wanted, key=lambda x: x.name))
+        if asked not in self._slots:
+            wanted = [self.fields[x.name] for x in FIELDS if x.rows == "T"]
+            for key in self.obs_space if asked[0] is None else asked[0]:
+                if OBS + key not in self.fields:
+                    raise KeyError(f"no observation {key!r}; there are {list(self.obs_space)}")
+                wanted.append(self.fields[OBS + key])
+            wanted += [x.field for x in (self.extras if asked[1] is None else asked[1])]
+            self._slots[asked] = tuple(self._slot(x) for x in sorted(wanted, key=lambda x: x.name))
+        return self._slots[asked]
 
     def _slot(self, x: Field) -> Slot:
-        i = self.at.get(x.name, -1)
-        part = _part(x) if i < 0 else self.parts[i]
-        if x.role == "extra" and part[1:] != _part(x)[1:]:
+        there, dtype, row = self.fields.get(x.name), np.dtype(x.dtype), x.shape or ()
+        if there is not None and (there.rows, there.shape or (), there.dtype) != (x.rows, row, dtype):
             raise ValueError(
-                f"extra field {x.name[len(EXTRA) :]!r} was recorded with rows {part.rows!r}, shape {part.row} and dtype {part.dtype}, "
-                f"but is declared with rows {x.rows!r}, shape {x.shape} and dtype {x.dtype}; declare it as recorded, or rename it"
+                f"extra field {x.key!r} was recorded with rows {there.rows!r}, shape {there.shape} and dtype {there.dtype}, "
+                f"but is declared with rows {x.rows!r}, shape {row} and dtype {dtype}; declare it as recorded, or rename it"
             )
-        before = -1 if x.before is None or i < 0 else self.at[x.before]
+        i = -1 if there is None else self.names.index(x.name)
+        before = -1 if x.before is None else self.names.index(x.before)
         group = {"obs": "obs", "extra": "extras"}.get(x.role, "")
-        key, each, more = x.key, int(x.rows != "1"), int(x.rows != "T" or before >= 0)
-        box = self.obs_space.spaces.get(key) if x.role == "obs" else None
+        each, more = int(x.rows != "1"), int(x.rows != "T" or before >= 0)
+        box = self.obs_space.spaces.get(x.key) if x.role == "obs" else None
         bounds = (box.low, box.high) if isinstance(box, gym.spaces.Box) else ()
-        pad = 0 if x.role in ("extra", "action") else pad_value(part.dtype, *bounds)
-        return Slot(group, key, x.rows, i, before, part.dtype, part.row, each, more, x.default or 0.0, pad)
+        pad = 0 if x.role in ("extra", "action") else pad_value(dtype, *bounds)
+        size = dtype.itemsize * math.prod(row)
+        return Slot(group, x.key, x.rows, i, before, dtype, row, size, each, more, x.default or 0.0, pad)
 
 
-def _part(x: Field) -> Part:
-    dtype, row = np.dtype(x.dtype), x.shape or ()
-    return Part(x.name, dtype, row, dtype.itemsize * math.prod(row), x.rows)
+def schema_of(spaces: object, names: Iterable[str] | None = None) -> Schema:
+    """The schema of files with these recorded spaces; one object for all that are equal.
+
+    Args:
+        names: fields that the files have; default: all.
+
+    Raises:
+        BadFileError: no spaces, or a field is missing or unknown.
+    """
+    if not isinstance(spaces, str):
+        raise BadFileError("the recorded spaces cannot be read: they are no text")
+    return _schema(spaces, frozenset(_described(spaces)[-1] if names is None else names))
 
 
-class Schemas:
-    """One shared object for equal schemas, and one for equal lists of environment names."""
+@functools.cache
+def _described(spaces: str) -> tuple[gym.spaces.Dict, ActionSpec, tuple[ExtraField, ...], dict[str, Field]]:
+    try:
+        described = json.loads(spaces)
+        obs_space, spec = from_description(described["obs"]), action_spec(from_description(described["action"]))
+        extras = tuple(ExtraField(name, **x) for name, x in described.get("extras", {}).items())
+        if not isinstance(obs_space, gym.spaces.Dict):
+            raise ValueError(f"observations are {obs_space}, not a Dict")
+        fields = (*trajectory_fields(obs_space, spec, extras), *_OWN)
+    except Exception as err:  # gymnasium raises many types on nonsense
+        raise BadFileError(f"the recorded spaces cannot be read: {err!r:.200}") from err
+    for key in obs_space:
+        if problem := key_problem(key):
+            raise BadFileError(f"observation key {key!r} {problem}")
+    return obs_space, spec, extras, {x.name: x for x in sorted(fields, key=lambda x: x.name)}
 
-    def __init__(self) -> None:
-        self._known: dict[tuple[object, frozenset[str] | None], Schema] = {}
-        self._names: dict[tuple[str, ...], tuple[str, ...]] = {}
 
-    def get(self, spaces: object, names: Iterable[str] | None = None) -> Schema:
-        """`Schema.of`, shared."""
-        key = spaces, None if names is None else frozenset(names)
-        if key not in self._known:
-            schema = Schema.of(spaces, names)
-            self._known[key] = self._known.setdefault((spaces, frozenset(schema.at)), schema)
-        return self._known[key]
-
-    def share(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """The shared tuple that equals ``names``."""
-        return self._names.setdefault(names, names)
+@functools.cache
+def _schema(spaces: str, names: frozenset[str]) -> Schema:
+    obs_space, spec, extras, fields = _described(spaces)
+    if unknown := names - fields.keys():
+        raise BadFileError(f"unknown field {min(unknown)!r}")
+    for x in fields.values():
+        if x.name not in names and x.default is None:
+            raise BadFileError(f"field {x.name!r} is missing")
+    there = {name: x for name, x in fields.items() if name in names}
+    return Schema(tuple(there), spaces, obs_space, spec, extras, there)
 
 
 def spaces_text(obs_space: gym.spaces.Dict, action_space: gym.Space[Any], extras: Iterable[ExtraField] = ()) -> str:
@@ -253,14 +222,10 @@ def spaces_text(obs_space: gym.spaces.Dict, action_space: gym.Space[Any], extras
 def pack(trajs: Sequence[StoredTraj]) -> tuple[dict[str, Array], list[str]]:
     """The fields of n >= 1 trajectories of one schema, and the list of environment names that ``env_id`` refers to."""
     names = list(dict.fromkeys(t.env_name for t in trajs))
-    first = trajs[0]
+    every, first = [t.arrays() for t in trajs], trajs[0]
     blank = np.zeros(first.actions.shape[1:], first.actions.dtype)
-    fields: dict[str, Array] = {OBS + k: np.concatenate([t.obs[k] for t in trajs]) for k in first.obs}
-    fields |= {EXTRA + k: np.concatenate([t.extras[k] for t in trajs]) for k in first.extras}
+    fields: dict[str, Array] = {name: np.concatenate([a[name] for a in every]) for name in every[0]}
     fields |= {
-        "actions": np.concatenate([t.actions for t in trajs]),
-        "rews": np.concatenate([t.rews for t in trajs]),
-        "dones": np.concatenate([t.dones for t in trajs]),
         "start_time": np.array([t.start_time for t in trajs], np.int64),
         "prev_reward": np.array([t.prev_reward for t in trajs], np.float32),
         "prev_action": np.stack([blank if t.prev_action is None else t.prev_action.reshape(blank.shape) for t in trajs]),
@@ -284,4 +249,4 @@ def check_index(ep_offsets: Array, start_time: Array, env_id: Array, total: int,
         raise BadFileError("environment names are not a list of strings")
     if (env_id < 0).any() or (env_id >= len(env_names)).any():
         raise BadFileError(f"env_id points outside of the {len(env_names)} environment names")
-    return tuple(env_names)
+    return tuple(map(sys.intern, env_names))

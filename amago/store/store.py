@@ -23,8 +23,8 @@ from amago.store import index as ix
 from amago.store.files import TEMPORARY, BadFileError, EvictedError, PickleRefusedError, is_stale
 from amago.store.index import Entry, Record, Stamps
 from amago.store.refused import FIFO, PARTITIONS, PROTECTED, RefusedFiles
-from amago.store.schema import Schema, Schemas, spaces_text
-from amago.store.view import Lost, OpenFiles, StoreView
+from amago.store.schema import Schema, schema_of, spaces_text
+from amago.store.view import OpenFiles, StoreView
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +123,6 @@ class TrajectoryStore:
         _stores.add(self)
         self._record = Record(self.root)
         self._refused = RefusedFiles(self.root, edit)
-        self._schemas = Schemas()
         self._given: Schema | None = None  # of files that record no spaces
         self._files: dict[str, dict[str, Entry]] = {p: {} for p in PARTITIONS}  # by name, in order of ingestion
         self._recorded: Stamps | None = None  # the journal, until the first refresh has used it
@@ -134,21 +133,15 @@ class TrajectoryStore:
         self._publish()
 
     def _publish(self) -> None:
-        self._view, self._taken_out = StoreView(self.root, self._live(), self._open_files, self._listener()), 0
+        self._view, self._taken_out = (
+            StoreView(self.root, self._live(), self._open_files, weakref.WeakMethod(self._take_out)),
+            0,
+        )
         self._peak = max(self._peak, len(self._view))
 
     def _live(self) -> list[Entry]:
         """All files, in their order."""
         return [e for p in PARTITIONS for e in self._files[p].values()]
-
-    def _listener(self) -> Lost:
-        store = weakref.ref(self)
-
-        def lost(entry: Entry, reason: Exception) -> None:
-            if (owner := store()) is not None:
-                owner._take_out(entry, reason)
-
-        return lost
 
     def _take_out(self, entry: Entry, reason: Exception) -> None:
         """Remove a file that a reader could not use from the index, and move it to quarantine if it is damaged."""
@@ -162,7 +155,7 @@ class TrajectoryStore:
             else:
                 level = logging.WARNING if self.edit else logging.DEBUG  # another process edits, and may delete
                 logger.log(level, "%s", reason)
-                self._vanished += not os.path.lexists(self.root / entry.partition / entry.name)
+                self._vanished += not os.path.lexists(self.root / entry.where)
             self._taken_out += 1
             if 20 * self._taken_out >= sum(map(len, self._files.values())):  # with fewer, readers draw again
                 self._publish()
@@ -220,19 +213,20 @@ class TrajectoryStore:
     def info(self) -> dict[str, float]:
         """Sizes and counters, for logging. `load_state_dict` restores the counters."""
         with self._lock:
-            fifo, protected = (list(self._files[p].values()) for p in (FIFO, PROTECTED))
-            every = fifo + protected
-            return {
-                "trajectories": float(sum(e.n for e in every)),
-                "trajectories_fifo": float(sum(e.n for e in fifo)),
-                "trajectories_protected": float(sum(e.n for e in protected)),
-                "timesteps": float(sum(e.total for e in every)),
-                "bytes": float(sum(e.size for e in every)),
-                "files": float(len(every)),
-                "ingested": float(self._ingested),
-                "evicted": float(self._evicted),
-                "quarantined": float(self._refused.count),
+            n = {p: sum(e.n for e in self._files[p].values()) for p in PARTITIONS}
+            every = self._live()
+            found = {
+                "trajectories": sum(n.values()),
+                "trajectories_fifo": n[FIFO],
+                "trajectories_protected": n[PROTECTED],
+                "timesteps": sum(e.total for e in every),
+                "bytes": sum(e.size for e in every),
+                "files": len(every),
+                "ingested": self._ingested,
+                "evicted": self._evicted,
+                "quarantined": self._refused.count,
             }
+        return {name: float(value) for name, value in found.items()}
 
     @property
     def collected_steps(self) -> int:
@@ -254,14 +248,13 @@ class TrajectoryStore:
             ValueError: such a file does not fit them.
         """
         with self._lock:
-            self._given = self._schemas.get(spaces_text(obs_space, action_space))
+            self._given = schema_of(spaces_text(obs_space, action_space))
             found = [e for e in self._live() if e.kind == ix.ORIGINAL]
             for entry in found:
                 try:
                     ix.give_spaces(self._given, entry, self.root)
                 except BadFileError as err:
-                    path = self.root / entry.partition / entry.name
-                    raise ValueError(f"{path} does not fit the environment: {err}") from err
+                    raise ValueError(f"{self.root / entry.where} does not fit the environment: {err}") from err
             if found:
                 self._publish()
 
@@ -282,7 +275,7 @@ class TrajectoryStore:
             self._vanished = 0
             self._refused.unreadable = {}
             first = self._recorded is None
-            recorded = self._record.load(self._schemas) if self._recorded is None else self._recorded
+            recorded = self._record.load() if self._recorded is None else self._recorded
             if first:
                 report.temporary_files += sum(self._remove_stale(".", name) for name in os.listdir(self.root))
             listed = {p: os.listdir(self.root / p) for p in PARTITIONS}
@@ -308,7 +301,8 @@ class TrajectoryStore:
             if self.edit:
                 self._record.add(self._live(), new, recorded)
             if evict:
-                self._evict(report)
+                gone = self.evict()
+                report.evicted, report.evicted_files = gone.evicted, gone.evicted_files
             if self.edit:
                 self._record.save_index(self._live())
             if new or report.evicted_files or report.vanished_files or self._taken_out:
@@ -329,7 +323,18 @@ class TrajectoryStore:
                 report.temporary_files += self._remove_stale(partition, name)
                 continue
             try:
-                found.append(self._entry(partition, name, recorded.get((partition, name))))
+                checked = recorded.get((partition, name))
+                entry = self._record.cached(partition, name, checked)
+                if entry is None:
+                    if name.endswith(formats.PICKLE):
+                        raise BadFileError(
+                            "a .traj pickle, which is never read: 'amago buffer import --allow-pickle' converts it"
+                        )
+                    entry = ix.load(self.root, partition, name, checked)
+                    self._record.looked_into += 1
+                if entry.kind == ix.ORIGINAL and self._given is not None:
+                    ix.give_spaces(self._given, entry, self.root)
+                found.append(entry)
             except FileNotFoundError:
                 continue  # deleted since it was listed
             except OSError as err:
@@ -339,17 +344,6 @@ class TrajectoryStore:
                 report.quarantined_files += 1
                 self._refused.set_aside(partition, name, err)
         return found
-
-    def _entry(self, partition: str, name: str, checked: tuple[int, int] | None) -> Entry:
-        entry = self._record.cached(partition, name, checked)
-        if entry is None:
-            if name.endswith(formats.PICKLE):
-                raise BadFileError("a .traj pickle, which is never read: 'amago buffer import --allow-pickle' converts it")
-            entry = ix.load(self.root, partition, name, self._schemas, lambda *now: now == checked)
-            self._record.looked_into += 1
-        if entry.kind == ix.ORIGINAL and self._given is not None:
-            ix.give_spaces(self._given, entry, self.root)
-        return entry
 
     def _remove_stale(self, partition: str, name: str) -> int:
         """Delete a file if it is a temporary one of a writer that was killed; returns how many were deleted."""
@@ -366,8 +360,16 @@ class TrajectoryStore:
     def evict(self) -> RefreshReport:
         """Delete the oldest files beyond the limits, as of the last `refresh`."""
         with self._lock:
-            report = RefreshReport()
-            self._evict(report)
+            files = self._files[FIFO]
+            own = [e for e in files.values() if e.kind != ix.ORIGINAL]
+            doomed = _excess(own, self.max_trajectories, self.max_steps, self.max_bytes) if self.edit else []
+            for entry in doomed:
+                del files[entry.name]
+            if doomed:
+                self._publish()  # first, so that readers do not draw files that will be deleted
+            self._unlink(doomed)
+            report = RefreshReport(evicted=sum(e.n for e in doomed), evicted_files=len(doomed))
+            self._evicted += report.evicted
             return report
 
     def _forget_missing(self, partition: str, present: set[str], report: RefreshReport) -> None:
@@ -379,24 +381,11 @@ class TrajectoryStore:
         for name in [n for n in bad if n not in present]:
             del bad[name]
 
-    def _evict(self, report: RefreshReport) -> None:
-        files = self._files[FIFO]
-        own = [e for e in files.values() if e.kind != ix.ORIGINAL]
-        limits = self.max_trajectories, self.max_steps, self.max_bytes
-        doomed = _excess(own, *limits) if self.edit else []
-        for entry in doomed:
-            del files[entry.name]
-        if doomed:
-            self._publish()  # first, so that readers do not draw files that will be deleted
-        self._unlink(doomed)
-        report.evicted, report.evicted_files = sum(e.n for e in doomed), len(doomed)
-        self._evicted += report.evicted
-
     def _unlink(self, doomed: list[Entry]) -> None:
         """Delete files that are not in the index any more; one that cannot be deleted is skipped from now on."""
         for entry in doomed:
             entry.gone = True
-            path = self.root / entry.partition / entry.name
+            path = self.root / entry.where
             try:
                 path.unlink(missing_ok=True)
             except OSError as err:
@@ -489,5 +478,5 @@ class TrajectoryStore:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._lock = threading.RLock()
-        self._view._lost = self._listener()
+        self._view.lost = weakref.WeakMethod(self._take_out)
         _stores.add(self)

@@ -6,9 +6,10 @@ import errno
 import functools
 import os
 import resource
+import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -22,14 +23,15 @@ from amago.store.files import BadFileError, DamagedError, EvictedError, open_reg
 from amago.store.formats import read_original
 from amago.store.index import Entry
 
-_empty = np.empty
+_NONE = np.zeros(0, np.int64)
 _preadv: Callable[[int, Any, int], int] = os.preadv
 _fstat = os.fstat
 _ATTEMPTS = 3
 _UNREADABLE = {errno.EIO, errno.ESTALE, errno.ENODATA, errno.EBADMSG, errno.EUCLEAN, errno.EREMOTEIO}
 
-Lost = Callable[[Entry, Exception], None]
-"""Callback with a file that must not be sampled any more, and the reason."""
+
+Slots = tuple[sc.Slot, ...]
+Arrays = list[np.ndarray]
 
 
 class _OpenFile:
@@ -56,7 +58,7 @@ class OpenFiles:
 
     @staticmethod
     def _open(root: str, entry: Entry, size: int, mtime_ns: int) -> _OpenFile:
-        fd, info = open_regular(os.path.join(root, entry.partition, entry.name))
+        fd, info = open_regular(os.path.join(root, entry.where))
         file = _OpenFile(fd)
         if (info.st_size, info.st_mtime_ns) != (size, mtime_ns):
             raise BadFileError("it was written to")
@@ -74,26 +76,6 @@ class OpenFiles:
         return OpenFiles, ()
 
 
-class SliceBuffers(NamedTuple):
-    """Contiguous arrays for one slice of n transitions.
-
-    Attributes:
-        slots: the fields to read; those that are not among them are not read.
-        arrays: one for each slot, in their order: n + 1, n or 1 rows, by the slot's ``rows``, and one more, in front, where the
-            slot has a field ``before`` (the reward and the action that came with the first observation).
-        steps: n.
-    """
-
-    slots: tuple[sc.Slot, ...]
-    arrays: list[np.ndarray]
-    steps: int
-
-    @classmethod
-    def empty(cls, slots: tuple[sc.Slot, ...], steps: int) -> SliceBuffers:
-        """New arrays for so many transitions."""
-        return cls(slots, [_empty((steps * s.each + s.more, *s.row), s.dtype) for s in slots], steps)
-
-
 class StoreView:
     """All trajectories as of one `TrajectoryStore.refresh`; an index means the same trajectory for the life of the view.
 
@@ -105,23 +87,28 @@ class StoreView:
 
     Args:
         files: open files, shared with other views.
-        lost: called in the reading thread with a file that is damaged, gone or unreadable.
+        lost: refers to a method that is called, in the reading thread, with a file that is damaged, gone or unreadable, and the
+            reason.
 
     Attributes:
         lengths: (n,) int64, transitions T of each trajectory (read-only).
     """
 
     def __init__(
-        self, root: str | os.PathLike[str], entries: Sequence[Entry], files: OpenFiles | None = None, lost: Lost | None = None
+        self,
+        root: str | os.PathLike[str],
+        entries: Sequence[Entry],
+        files: OpenFiles | None = None,
+        lost: weakref.WeakMethod[Callable[[Entry, Exception], None]] | None = None,
     ) -> None:
-        self._root, self._entries, self._lost = os.fspath(root), list(entries), lost
+        self._root, self._entries, self.lost = os.fspath(root), list(entries), lost
         self._open_files = OpenFiles() if files is None else files
         first = [0]
         for entry in self._entries:
             first.append(first[-1] + entry.n)
         self._first = first
         # one difference over the offsets of all files, without those between two files: a loop over 20,000 files is slow
-        offsets = np.concatenate([np.zeros(0, np.int64), *(e.ep_offsets for e in self._entries)])
+        offsets = np.concatenate([_NONE, *(e.ep_offsets for e in self._entries)])
         between = np.array(first[1:-1], np.int64) + np.arange(max(0, len(first) - 2))
         self.lengths: np.ndarray = np.delete(np.diff(offsets), between)
         self.lengths.setflags(write=False)
@@ -143,6 +130,10 @@ class StoreView:
         """The recorded observation space of a trajectory; one object for all that have the same."""
         return self._find(index)[0].schema.obs_space
 
+    def schema(self, index: int) -> sc.Schema:
+        """The fields of a trajectory; one object for all that have the same."""
+        return self._find(index)[0].schema
+
     def env_name(self, index: int) -> str:
         """The environment's name."""
         entry, j = self._find(index)
@@ -152,24 +143,33 @@ class StoreView:
         """The environments' names without repetitions, and for each trajectory the place of its name among them, (n,) int64."""
         places: dict[str, int] = {}
         found = [np.array([places.setdefault(n, len(places)) for n in e.env_names])[e.env_id] for e in self._entries]
-        ids = np.concatenate([np.zeros(0, np.int64), *found])
-        used, ids = np.unique(ids, return_inverse=True)  # a file may list a name that none of its trajectories has
+        used, ids = np.unique(
+            np.concatenate([_NONE, *found]), return_inverse=True
+        )  # a file may list a name that it does not use
         names = list(places)
         return ids, [names[i] for i in used]
 
     def files(self) -> list[tuple[str, int, int]]:
         """For each file, "partition/name" and the indices [first, stop) of its trajectories."""
-        return [(f"{e.partition}/{e.name}", i, i + e.n) for i, e in zip(self._first, self._entries)]
+        return [(e.where, i, i + e.n) for i, e in zip(self._first, self._entries)]
 
     def file_of(self, index: int) -> str:
         """The file that holds a trajectory, "partition/name"."""
-        entry, _ = self._find(index)
-        return f"{entry.partition}/{entry.name}"
+        return self._find(index)[0].where
 
     def path(self, index: int) -> str:
         """The file that holds a trajectory."""
-        entry, _ = self._find(index)
-        return os.path.join(self._root, entry.partition, entry.name)
+        return os.path.join(self._root, self.file_of(index))
+
+    def indices_in(self, paths: Collection[str]) -> np.ndarray:
+        """The indices, (n,) int64, of the trajectories in these files, given by their absolute paths."""
+        root = os.path.abspath(self._root)
+        found = [np.arange(first, stop) for where, first, stop in self.files() if os.path.join(root, where) in paths]
+        return np.concatenate([_NONE, *found])
+
+    def kinds(self) -> list[tuple[int, sc.Schema]]:
+        """The different schemas of the files, and the index of a trajectory of each."""
+        return list({id(e.schema): (first, e.schema) for first, e in zip(self._first, self._entries)}.values())
 
     def read(
         self,
@@ -202,78 +202,53 @@ class StoreView:
         start = int(start)
         if not 0 <= start < stop:
             raise ValueError(f"transitions [{start}, {stop}) of a trajectory of {length} are none")
-        schema = entry.schema
-        slots = schema.slots(keys, extras)
-        buffers = SliceBuffers.empty(slots, stop - start)
-        start_time = self._fill(entry, j, start, buffers)
-        return _stored(buffers, start_time, entry.env_names[entry.env_id.item(j)])
+        n, slots = stop - start, entry.schema.slots(keys, extras)
+        arrays = [np.empty((s.take(n), *s.row), s.dtype) for s in slots]
+        start_time = self._fill(entry, j, start, n, slots, arrays)
+        return _stored(slots, arrays, start_time, entry.env_names[entry.env_id.item(j)])
 
-    def read_into(self, index: int, start: int, buffers: SliceBuffers) -> int:
-        """Fill arrays of the caller with the transitions from ``start`` on, as many as ``buffers.steps``.
+    def read_into(self, index: int, start: int, buffers: tuple[Slots, Arrays, int]) -> int:
+        """Fill arrays of the caller with the transitions [start, start + steps).
 
         Args:
             index, start: as in `read`.
-            buffers: contiguous arrays, with slots of the trajectory's `schema`.
+            buffers: (slots, arrays, steps): the fields to read, of the trajectory's `schema`, and for each a contiguous array of
+                steps + 1, steps or 1 rows, by the slot's ``rows``, and one more, in front, where the slot has a field ``before``
+                (the reward and the action that came with the first observation).
 
         Returns:
             the time index of the first observation.
 
         Raises:
-            EvictedError, DamagedError: as `read`; the content of ``buffers`` is then undefined.
+            EvictedError, DamagedError: as `read`; the content of ``arrays`` is then undefined.
         """
-        entry, j = self._find(index)
-        return self._fill(entry, j, start, buffers)
+        slots, arrays, steps = buffers
+        return self._fill(*self._find(index), start, steps, slots, arrays)
 
-    def schema(self, index: int) -> sc.Schema:
-        """The fields of a trajectory; one object for all that have the same."""
-        return self._find(index)[0].schema
-
-    def indices_in(self, paths: Collection[str]) -> np.ndarray:
-        """The indices, (n,) int64, of the trajectories in these files, given by their absolute paths."""
-        root = os.path.abspath(self._root)
-        found = [
-            np.arange(first, first + e.n)
-            for first, e in zip(self._first, self._entries)
-            if os.path.join(root, e.partition, e.name) in paths
-        ]
-        return np.concatenate([np.zeros(0, np.int64), *found])
-
-    def kinds(self) -> list[tuple[int, sc.Schema]]:
-        """The different schemas of the files, and the index of the first trajectory of each."""
-        found: dict[int, tuple[int, sc.Schema]] = {}
-        for first, entry in zip(self._first, self._entries):
-            found.setdefault(id(entry.schema), (first, entry.schema))
-        return list(found.values())
-
-    def _fill(self, entry: Entry, j: int, start: int, buffers: SliceBuffers) -> int:
+    def _fill(self, entry: Entry, j: int, start: int, steps: int, slots: Slots, arrays: Arrays) -> int:
         for _ in range(_ATTEMPTS):
             if entry.gone:
-                raise self._evicted(entry)
+                raise _evicted(entry)
+            checked = entry.size, entry.mtime_ns  # now: another thread may check the file again while this one reads
             try:
-                self._slice(entry, j, start, buffers)
-                return entry.start_time.item(j) + start  # type: ignore[no-any-return]
+                file = self._open_files.get(self._root, entry)
+                if entry.kind == ix.ORIGINAL:
+                    read_original(file.fd, entry.places, entry.schema, start, slots, arrays)
+                else:
+                    _read(file.fd, entry, j, start, steps, slots, arrays)
+                info = _fstat(file.fd)  # last: a write before or during the reading is seen
+                if (info.st_size, info.st_mtime_ns) == checked:
+                    return entry.start_time.item(j) + start  # type: ignore[no-any-return]
             except BadFileError:
-                self._recheck(entry)
-        raise self._give_up(entry, EvictedError(f"{entry.partition}/{entry.name} is being written to; draw another index"))
-
-    def _slice(self, entry: Entry, j: int, start: int, buffers: SliceBuffers) -> None:
-        """Raise BadFileError if the file changed since its check; nothing that was read may be used then."""
-        checked = entry.size, entry.mtime_ns  # now: another thread may check the file again while this one reads
-        try:
-            file = self._open_files.get(self._root, entry)
-            if entry.kind == ix.ORIGINAL:
-                read_original(file.fd, entry.places, entry.schema, start, buffers.slots, buffers.arrays)
-            else:
-                _read(file.fd, entry, j, start, buffers)
-            info = _fstat(file.fd)  # last: a write before or during the reading is seen
-            if (info.st_size, info.st_mtime_ns) != checked:
-                raise BadFileError("it was written to")
-        except FileNotFoundError as err:
-            raise self._give_up(entry, self._evicted(entry)) from err
-        except OSError as err:
-            if err.errno not in _UNREADABLE:
-                raise
-            raise self._give_up(entry, EvictedError(f"{entry.partition}/{entry.name} cannot be read now: {err}")) from err
+                pass  # of what was read, nothing may be used
+            except FileNotFoundError as err:
+                raise self._give_up(entry, _evicted(entry)) from err
+            except OSError as err:
+                if err.errno not in _UNREADABLE:
+                    raise
+                raise self._give_up(entry, EvictedError(f"{entry.where} cannot be read now: {err}")) from err
+            self._recheck(entry)
+        raise self._give_up(entry, EvictedError(f"{entry.where} is being written to; draw another index"))
 
     def _recheck(self, entry: Entry) -> None:
         self._open_files.clear()
@@ -282,47 +257,47 @@ class StoreView:
         except EvictedError as err:
             raise self._give_up(entry, err) from None
         except Exception as err:
-            path = os.path.join(self._root, entry.partition, entry.name)
-            problem = DamagedError(f"{path} has been damaged: {err}; draw another index")
+            problem = DamagedError(f"{os.path.join(self._root, entry.where)} has been damaged: {err}; draw another index")
             raise self._give_up(entry, problem, err) from err
 
     def _give_up(self, entry: Entry, problem: EvictedError, reason: Exception | None = None) -> EvictedError:
         """Exclude the file from sampling; returns the error to raise."""
         entry.gone = True
         self._open_files.clear()
-        if self._lost is not None:
-            self._lost(entry, reason or problem)
+        if self.lost is not None and (tell := self.lost()) is not None:
+            tell(entry, reason or problem)
         return problem
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_lost": None}  # a copy elsewhere reads without the store
-
-    def _evicted(self, entry: Entry) -> EvictedError:
-        return EvictedError(f"{entry.partition}/{entry.name} has been deleted from the buffer; draw another index")
+        return self.__dict__ | {"lost": None}  # a copy elsewhere reads without the store
 
 
-def _read(fd: int, entry: Entry, j: int, start: int, buffers: SliceBuffers) -> None:
+def _evicted(entry: Entry) -> EvictedError:
+    return EvictedError(f"{entry.where} has been deleted from the buffer; draw another index")
+
+
+def _read(fd: int, entry: Entry, j: int, start: int, count: int, slots: Slots, arrays: Arrays) -> None:
     fetch = _fetch_packed if entry.kind == ix.PACKED else _fetch
-    first, count = entry.ep_offsets.item(j) + start, buffers.steps
-    for (_, _, rows, i, before, _, _, _, _, default, _), out in zip(buffers.slots, buffers.arrays):
+    first = entry.ep_offsets.item(j) + start
+    for (_, _, rows, i, before, _, _, size, _, _, default, _), out in zip(slots, arrays):
         if i < 0:
             out[...] = default
         elif rows == "T+1":
-            fetch(fd, entry, i, first + j, out, count + 1)
+            fetch(fd, entry, i, size, first + j, out, count + 1)
         elif rows == "1":
-            fetch(fd, entry, i, j, out, 1)
+            fetch(fd, entry, i, size, j, out, 1)
         elif before < 0:
-            fetch(fd, entry, i, first, out, count)
+            fetch(fd, entry, i, size, first, out, count)
         elif start:  # the row before holds the reward and action that came with the first observation
-            fetch(fd, entry, i, first - 1, out, count + 1)
+            fetch(fd, entry, i, size, first - 1, out, count + 1)
         else:
-            fetch(fd, entry, i, first, out[1:], count)
-            fetch(fd, entry, before, j, out[:1], 1)
+            fetch(fd, entry, i, size, first, out[1:], count)
+            fetch(fd, entry, before, size, j, out[:1], 1)
 
 
-def _stored(buffers: SliceBuffers, start_time: int, env_name: str) -> StoredTraj:
+def _stored(slots: Slots, arrays: Arrays, start_time: int, env_name: str) -> StoredTraj:
     groups: dict[str, dict[str, Any]] = {"obs": {}, "extras": {}, "": {}}
-    for slot, a in zip(buffers.slots, buffers.arrays):
+    for slot, a in zip(slots, arrays):
         groups[slot[0]][slot[1]] = a
     fields = groups[""]
     rews, actions = fields["rews"], fields["actions"]
@@ -333,13 +308,12 @@ def _stored(buffers: SliceBuffers, start_time: int, env_name: str) -> StoredTraj
     )  # fmt: skip
 
 
-def _fetch(fd: int, entry: Entry, i: int, row: int, out: np.ndarray, count: int) -> None:
-    """Rows [row, row + count) of the i-th field, into all of ``out``."""
-    row_bytes = entry.schema.parts[i].row_bytes
-    if row_bytes:
-        at = entry.places[i] + row * row_bytes
+def _fetch(fd: int, entry: Entry, i: int, size: int, row: int, out: np.ndarray, count: int) -> None:
+    """Rows [row, row + count), of ``size`` bytes each, of the i-th field, into all of ``out``."""
+    if size:
+        at = entry.places[i] + row * size
         got = _preadv(fd, (out,), at)
-        if got != count * row_bytes:
+        if got != count * size:
             _fetch_rest(fd, out, at, got)
 
 
@@ -352,6 +326,6 @@ def _fetch_rest(fd: int, out: np.ndarray, at: int, got: int) -> None:
         got += more
 
 
-def _fetch_packed(fd: int, entry: Entry, i: int, row: int, out: np.ndarray, count: int) -> None:
+def _fetch_packed(fd: int, entry: Entry, i: int, size: int, row: int, out: np.ndarray, count: int) -> None:
     """The same from a compressed field."""
     out[...] = entry.places[i].read(fd, row, row + count).reshape(out.shape)

@@ -81,7 +81,8 @@ class TrajectoryWriter:
         for name, size in (("segment_bytes", segment_bytes), ("max_pending_bytes", pending)):
             if size < 1:
                 raise ValueError(f"{name} is {size}, but must be at least 1")
-        self.max_pending_bytes = max(pending, segment_bytes if save_as == "segments" else 1)
+        self._limit = segment_bytes if save_as == "segments" else 1  # bytes at which a file is closed
+        self.max_pending_bytes = max(pending, self._limit)
         self.directory, self.writer, self.save_as, self.segment_bytes = Path(directory), writer, save_as, segment_bytes
         self.extra_fields = check_extra_fields(extra_fields)
         spec = action_spec(action_space)
@@ -128,8 +129,7 @@ class TrajectoryWriter:
                 raise self._full(size)
         self._queue.append((traj.slice(), size))
         self.pending_bytes += size
-        limit = self.segment_bytes if self.save_as == "segments" else 1
-        if (self.pending_bytes >= limit or len(self._queue) >= _MAX_BATCH) and time.monotonic() >= self._retry_at:
+        if (self.pending_bytes >= self._limit or len(self._queue) >= _MAX_BATCH) and time.monotonic() >= self._retry_at:
             self.flush()
 
     def flush(self) -> int:
@@ -178,17 +178,13 @@ class TrajectoryWriter:
         self._closed = True
 
     def _batch(self) -> tuple[list[tuple[StoredTraj, int]], int]:
-        if self.save_as != "segments":
-            return [self._queue[0]], self._queue[0][1]
         batch: list[tuple[StoredTraj, int]] = []
         size = 0
         for item in itertools.islice(self._queue, _MAX_BATCH):
-            if batch and size + item[1] > max(self.segment_bytes, _MAX_TRAJECTORY_BYTES // 2):
+            if batch and (size >= self._limit or size + item[1] > max(self._limit, _MAX_TRAJECTORY_BYTES // 2)):
                 break
             batch.append(item)
             size += item[1]
-            if size >= self.segment_bytes:
-                break
         return batch, size
 
     def _commit(self, trajs: list[StoredTraj]) -> None:

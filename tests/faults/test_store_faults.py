@@ -13,12 +13,23 @@ from collections import Counter, deque
 from pathlib import Path
 
 import fault_helpers as faults
-import gymnasium as gym
 import numpy as np
 import pytest
 from counting_env import make_counting
 from fault_helpers import Threads, count, damage, report, say, small_disk
-from store_helpers import KINDS, assert_numbered, assert_same, numbered, opened, put, steps_of, writer
+from store_helpers import (
+    FEW,
+    KINDS,
+    assert_numbered,
+    assert_same,
+    dataset_of,
+    numbered,
+    one_file,
+    opened,
+    put,
+    steps_of,
+    writer,
+)
 
 from amago.envs import ActorError, RecordingError, make_pool
 from amago.store import EvictedError, TrajectoryStore
@@ -127,11 +138,6 @@ def survivors(root):
 # ---------------------------------------------------------------------- files are damaged
 
 
-def one_file(root, save_as):
-    [path] = put(root, [7] if save_as != "segments" else [7, 8], save_as=save_as, steps=6).iterdir()
-    return path
-
-
 def flipped(good, offset, rng):
     bad = bytearray(good)
     bad[offset] ^= 1 << int(rng.integers(8))
@@ -180,14 +186,6 @@ def assert_right(sample):
     return True
 
 
-def dataset_of(root, **kwargs):
-    from amago.loading import DatasetSettings, DiskTrajDataset
-
-    dataset = DiskTrajDataset(root, "d", **kwargs)
-    dataset.configure(DatasetSettings(8, "both"))
-    return dataset
-
-
 def noticed(store, path):
     """Whether a file that was damaged is sampled no more, or was found to be harmless."""
     entry = store._files["fifo"].get(path.name)
@@ -200,10 +198,10 @@ def noticed(store, path):
 @pytest.mark.parametrize("save_as", KINDS)
 def test_damage_after_the_check_is_found_before_it_is_sampled(tmp_path, save_as, fast_sync):
     rng, n, harm, fresh = faults.rng(f"damage later {save_as}"), count(40, 200), Counter(), 60
-    damaged, root, few = set(), tmp_path / "d" / "buffer", gym.spaces.Discrete(50)
+    damaged, root, few = set(), tmp_path / "d" / "buffer", FEW
     for k in range(0, fresh, 2):
         put(root, [k, k + 1], f"w{k}", save_as, steps=20, action_space=few)
-    dataset = dataset_of(tmp_path)
+    dataset = dataset_of(tmp_path, padded="both")
     with Threads(lambda random: assert_right(dataset.sample_random_trajectory(random)), 4) as samplers:
         for _ in range(n):
             paths = [path for path in sorted((root / "fifo").iterdir()) if path not in damaged]

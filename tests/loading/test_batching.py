@@ -7,16 +7,10 @@ import numpy as np
 import pytest
 import torch
 from messages import refused
-from store_helpers import numbered, put, writer
+from store_helpers import FEW, dataset_of, numbered, put, writer
 
 from amago.loading import DatasetSettings, DiskTrajDataset, RLDataset, collate
 from amago.loading.loader import Recycler
-
-
-def opened(root, padded="none", max_seq_len=6, **kwargs):
-    dataset = DiskTrajDataset(root, "d", **kwargs)
-    dataset.configure(DatasetSettings(max_seq_len, padded))
-    return dataset
 
 
 def one_by_one(dataset, rng, n):
@@ -36,11 +30,10 @@ def assert_equal_batches(a, b):
 @pytest.mark.parametrize("padded", ["none", "both", "left", "right"])
 @pytest.mark.parametrize("lengths", [(20, 30, 40), (1, 3, 6, 9)], ids=["long", "short"])
 def test_equal_to_single_sequences(tmp_path, monkeypatch, save_as, padded, lengths):
-    space = gym.spaces.Discrete(50)
-    with writer(tmp_path / "d" / "buffer", save_as=save_as, action_space=space) as w:
+    with writer(tmp_path / "d" / "buffer", save_as=save_as, action_space=FEW) as w:
         for i, steps in enumerate(lengths):
             w.write(numbered(i, steps, start_time=3 * (i % 2)))
-    dataset = opened(tmp_path, padded)
+    dataset = dataset_of(tmp_path, 6, padded)
     monkeypatch.setattr(dataset, "sample_random_trajectory", None)  # not by this detour
     a, b = np.random.default_rng(0), np.random.default_rng(0)
     for _ in range(10):
@@ -54,9 +47,9 @@ def test_equal_to_single_sequences(tmp_path, monkeypatch, save_as, padded, lengt
 )
 def test_different_spaces_go_the_long_way(tmp_path, other):
     buffer = tmp_path / "d" / "buffer"
-    put(buffer, [0, 1], "a", steps=4, action_space=gym.spaces.Discrete(50))
+    put(buffer, [0, 1], "a", steps=4, action_space=FEW)
     put(buffer, [2, 3], "b", steps=4, **other)
-    dataset, a, b = opened(tmp_path), np.random.default_rng(1), np.random.default_rng(1)
+    dataset, a, b = dataset_of(tmp_path, 6), np.random.default_rng(1), np.random.default_rng(1)
     if other["action_space"].n == 50:
         assert_equal_batches(dataset.sample_batch(a, 8), one_by_one(dataset, b, 8))
     else:
@@ -65,7 +58,7 @@ def test_different_spaces_go_the_long_way(tmp_path, other):
 
 
 def test_a_subclass_that_draws_otherwise_is_asked(tmp_path):
-    put(tmp_path / "d" / "buffer", [0], steps=4, action_space=gym.spaces.Discrete(50))
+    put(tmp_path / "d" / "buffer", [0], steps=4, action_space=FEW)
 
     class Own(DiskTrajDataset):
         def sample_random_trajectory(self, rng):
@@ -81,9 +74,9 @@ def test_a_subclass_that_draws_otherwise_is_asked(tmp_path):
 
 def test_a_file_that_goes_meanwhile_is_drawn_again(tmp_path):
     buffer = tmp_path / "d" / "buffer"
-    [path] = put(buffer, [0], "a", steps=4, action_space=gym.spaces.Discrete(50)).iterdir()
-    put(buffer, [1], "b", steps=4, action_space=gym.spaces.Discrete(50))
-    dataset = opened(tmp_path)
+    [path] = put(buffer, [0], "a", steps=4, action_space=FEW).iterdir()
+    put(buffer, [1], "b", steps=4, action_space=FEW)
+    dataset = dataset_of(tmp_path, 6)
     path.unlink()
     batch = dataset.sample_batch(np.random.default_rng(0), 16)
     assert (batch.obs["a/b"][..., 0] == 1).all()

@@ -8,7 +8,8 @@ import pytest
 import tiny
 import torch
 from messages import check_refused, naming, refused
-from test_sampling import add, assert_drawn, opened
+from store_helpers import add, dataset_of
+from test_sampling import assert_drawn
 
 import amago
 from amago.loading import DatasetSettings, DiskTrajDataset, MixtureOfDatasets, RLData_pad_collate, SequenceLoader
@@ -16,13 +17,13 @@ from amago.run.checks import SettingsError
 
 
 def prioritised(root, **options):
-    return opened(root, sampling="priority", **{"priority_alpha": 1.0, "priority_eta": 1.0, **options})
+    return dataset_of(root, sampling="priority", **{"priority_alpha": 1.0, "priority_eta": 1.0, **options})
 
 
 def drawn(dataset, draws=3000, seed=0):
     """The batch, and the episode and first step of each sequence."""
     batch = dataset.sample_batch(np.random.default_rng(seed), draws)
-    first = batch.obs["observation"][:, 0].numpy().astype(int)
+    first = batch.obs["a/b"][:, 0].numpy().astype(int)
     return batch, first[:, 0], first[:, 1]
 
 
@@ -102,7 +103,7 @@ def test_importance_leaves_balance_and_the_weights_of_a_mixture(tmp_path, beta):
     weights = batch.weights.numpy()
     assert abs(weights[episode < 9].sum() / weights.sum() - 0.5) < 0.04
     add(tmp_path / "other", [3] * 2, first=50)
-    mixture = MixtureOfDatasets([dataset, opened(tmp_path / "other")], [0.7, 0.3], collect_into=0)
+    mixture = MixtureOfDatasets([dataset, dataset_of(tmp_path / "other")], [0.7, 0.3], collect_into=0)
     mixture.configure(DatasetSettings(8))
     batch, episode, _ = drawn(mixture, 6_000, seed=2)
     weights = batch.weights.numpy()
@@ -117,13 +118,13 @@ def test_a_file_that_another_process_deletes(tmp_path, workers):
     report(dataset, batch, np.where(episode == 7, 1e9, 1e-3))
     loader = SequenceLoader(dataset, 4, workers=workers)
     batches = loader.batches(40)
-    assert (next(batches).obs["observation"][:, 0, 0] == 7).all()
+    assert (next(batches).obs["a/b"][:, 0, 0] == 7).all()
     lost = next(path for path in dataset.all_filenames if path == dataset.store.view().path(7))
     (tmp_path / lost).unlink()
     dataset.store.close()
     last = list(batches)[-1]
     loader.close()
-    assert 7 not in last.obs["observation"][:, 0, 0]
+    assert 7 not in last.obs["a/b"][:, 0, 0]
     report(dataset, batch, np.full(len(episode), 1e9))  # arrives late, and must not bring it back
     assert 7 not in drawn(dataset, seed=1)[1]
 
@@ -145,7 +146,7 @@ def test_a_resumed_run_draws_what_it_would_have_drawn(tmp_path, balance):
     want, _, _ = drawn(dataset, 300, seed=9)
     for other in (again, early):
         found, _, _ = drawn(other, 300, seed=9)
-        assert torch.equal(found.obs["observation"], want.obs["observation"])
+        assert torch.equal(found.obs["a/b"], want.obs["a/b"])
         assert torch.equal(found.weights, want.weights)
     assert not torch.equal(drawn(prioritised(tmp_path, balance=balance), 300, seed=9)[0].rews, want.rews)
     state["priorities"]["sequences"][0] += 1
@@ -257,7 +258,7 @@ def test_several_processes_and_wrong_numbers_are_refused(tmp_path):
         ),
     )
     add(tmp_path, [3] * 2)
-    data = opened(tmp_path, sampling="priority")
+    data = dataset_of(tmp_path, sampling="priority")
     data.configure(DatasetSettings(8, items_per_epoch=4))
     loader = torch.utils.data.DataLoader(data, 2, collate_fn=RLData_pad_collate, num_workers=1)
     check_refused(RuntimeError, (naming("priority", "num_workers=0"), lambda: next(iter(loader))))

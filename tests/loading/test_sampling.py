@@ -1,52 +1,22 @@
 """Which trajectories of the buffer are drawn: frequencies, resumed runs, readers ahead, files that come and go."""
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from messages import refused
+from store_helpers import add, dataset_of
 
 from amago import config
 from amago.data.batch import subsequence
 from amago.describe import describe
-from amago.hindsight import TrajectoryBuilder
-from amago.loading import DatasetSettings, DiskTrajDataset, SequenceLoader
+from amago.loading import DiskTrajDataset, SequenceLoader
 from amago.run.state import changes
-from amago.spaces import action_spec
-from amago.store import TrajectoryWriter
-
-SPACE = gym.spaces.Discrete(2)
-OBS = gym.spaces.Dict({"observation": gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)})
-
-
-def count_from(episode, steps, env_name):
-    """Observations (episode, t)."""
-    traj = TrajectoryBuilder(action_spec(SPACE), env_name=env_name).start({"observation": np.array([episode, 0], np.float32)})
-    for t in range(steps):
-        traj.add(0, 0.0, t == steps - 1, {"observation": np.array([episode, t + 1], np.float32)})
-    return traj.to_stored()
-
-
-def add(root, lengths, first=0, names=("A",), save_as="npz", writer="w", part="fifo"):
-    """Episodes numbered from ``first``, of environments in turn."""
-    directory = root / "d" / "buffer" / part
-    directory.mkdir(parents=True, exist_ok=True)
-    w = TrajectoryWriter(directory, writer=writer, action_space=SPACE, obs_space=OBS, save_as=save_as)
-    for i, steps in enumerate(lengths, first):
-        w.write(count_from(i, steps, names[i % len(names)]))
-    w.close()
-
-
-def opened(root, max_seq_len=8, padded="none", cut_short=False, cls=DiskTrajDataset, **kwargs):
-    dataset = cls(root, "d", **kwargs)
-    dataset.configure(DatasetSettings(max_seq_len, padded, cut_short_trajectories=cut_short))
-    return dataset
 
 
 def episodes(dataset, draws, seed=0, batch_size=50):
     """The episode of each sequence drawn."""
     rng = np.random.default_rng(seed)
     batches = [dataset.sample_batch(rng, batch_size) for _ in range(draws // batch_size)]
-    return np.concatenate([b.obs["observation"][:, 0, 0].numpy().astype(int) for b in batches])
+    return np.concatenate([b.obs["a/b"][:, 0, 0].numpy().astype(int) for b in batches])
 
 
 def assert_drawn(found, chances):
@@ -72,10 +42,10 @@ LENGTHS = [1, 3, 8, 9, 20, 60]
 )
 def test_by_length_every_timestep_is_trained_on_as_often(tmp_path, padded, cut_short):
     add(tmp_path, LENGTHS, save_as="segments")
-    dataset = opened(tmp_path, padded=padded, cut_short=cut_short, sampling="length")
+    dataset = dataset_of(tmp_path, padded=padded, cut_short=cut_short, sampling="length")
     rng, draws = np.random.default_rng(0), 6000
     batch = dataset.sample_batch(rng, draws)
-    of, steps = batch.obs["observation"][:, 0, 0].numpy().astype(int), batch.mask[:, 1:, 0].sum(1).numpy()
+    of, steps = batch.obs["a/b"][:, 0, 0].numpy().astype(int), batch.mask[:, 1:, 0].sum(1).numpy()
     share = (
         np.array([steps[of == i].sum() for i in range(len(LENGTHS))]) / LENGTHS
     )  # how often a timestep was in the batch, on average
@@ -92,7 +62,7 @@ def test_uniform_takes_the_draws_that_it_always_took(tmp_path):
         subsequence(LENGTHS[i], 8, "none", rng)
         want.append(i)
     for options in ({}, {"sampling": "uniform"}):
-        assert episodes(opened(tmp_path, **options), 40, seed=4, batch_size=40).tolist() == want
+        assert episodes(dataset_of(tmp_path, **options), 40, seed=4, batch_size=40).tolist() == want
 
 
 @pytest.mark.parametrize("save_as", ["npz", "segments"])
@@ -100,7 +70,7 @@ def test_balance_gives_every_environment_the_same_share(tmp_path, save_as):
     names = ["A", "B", "A", "A", "C", "A", "A", "A"]
     add(tmp_path, [3] * 8, names=names, save_as=save_as)
     chances = [1 / names.count(n) for n in names]
-    assert_drawn(episodes(opened(tmp_path, balance="env_name"), 6000), chances)
+    assert_drawn(episodes(dataset_of(tmp_path, balance="env_name"), 6000), chances)
 
 
 # ---- files that come and go ----------------------------------------------------------------------------------------------
@@ -109,7 +79,7 @@ def test_balance_gives_every_environment_the_same_share(tmp_path, save_as):
 @pytest.mark.parametrize("workers", [0, 3])
 def test_a_file_with_nearly_all_of_the_weight_that_another_process_deletes(tmp_path, workers):
     add(tmp_path, [8] * 199 + [800_000])  # the last has a chance of .998
-    dataset = opened(tmp_path, sampling="length")
+    dataset = dataset_of(tmp_path, sampling="length")
     newest = dataset.store.view().path(199)
     loader = SequenceLoader(dataset, 4, workers=workers)
     batches = loader.batches(40)
@@ -118,12 +88,12 @@ def test_a_file_with_nearly_all_of_the_weight_that_another_process_deletes(tmp_p
     dataset.store.close()  # an open file could still be read
     last = list(batches)[-1]
     loader.close()
-    assert 199 not in last.obs["observation"][:, 0, 0]
+    assert 199 not in last.obs["a/b"][:, 0, 0]
 
 
 def test_when_every_file_is_gone_it_says_so(tmp_path):
     add(tmp_path, [3] * 3)
-    dataset = opened(tmp_path, sampling="length")
+    dataset = dataset_of(tmp_path, sampling="length")
     for path in dataset.all_filenames:
         (tmp_path / path).unlink()
     with refused(RuntimeError, str(tmp_path / "d" / "buffer")):
@@ -138,7 +108,7 @@ WAYS = [{"sampling": "length"}, {"balance": "env_name"}, {"sampling": "length", 
 def drawn_by(dataset, workers=0, first=0, count=6):
     loader = SequenceLoader(dataset, 8, workers=workers, seed=7)
     loader.next_batch = first
-    found = [b.obs["observation"][:, 0].tolist() for b in loader.batches(count)]
+    found = [b.obs["a/b"][:, 0].tolist() for b in loader.batches(count)]
     loader.close()
     return found
 
@@ -146,14 +116,14 @@ def drawn_by(dataset, workers=0, first=0, count=6):
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_a_resumed_run_draws_what_it_would_have_drawn(tmp_path, way):
     """Files of three writers, added in another order than that of their names, and the oldest deleted."""
-    dataset = opened(tmp_path, dset_max_size=14, **way)
+    dataset = dataset_of(tmp_path, dset_max_size=14, **way)
     for i, writer in enumerate(("z", "a", "m")):
         add(tmp_path, [3, 30, 5, 20, 100, 9], first=6 * i, names=["A", "B", "C"], writer=writer)
         dataset.on_end_of_collection()
     state, want = dataset.state_dict(), drawn_by(dataset, first=3)
     dataset.close()
     (tmp_path / "d" / "buffer" / "order.journal").unlink()  # so that the order is that of the state
-    again = opened(tmp_path, dset_max_size=14, **way)
+    again = dataset_of(tmp_path, dset_max_size=14, **way)
     assert drawn_by(again, first=3) != want or way == {"balance": "env_name"}
     again.load_state_dict(state)
     assert drawn_by(again, first=3) == want
@@ -177,11 +147,11 @@ def test_wrong_arguments_are_named(tmp_path, options, named):
 def test_gin_sets_it_and_the_summary_says_it(tmp_path):
     config.bind({"DiskTrajDataset.sampling": "length", "DiskTrajDataset.balance": "env_name"})
     add(tmp_path, [3])
-    dataset = opened(tmp_path)
+    dataset = dataset_of(tmp_path)
     config.clear()
     assert (dataset.sampling, dataset.balance) == ("length", "env_name")
     assert "by length" in dataset.describe()
-    assert opened(tmp_path).describe().endswith("trajectories")
+    assert dataset_of(tmp_path).describe().endswith("trajectories")
 
 
 def test_a_resumed_run_says_that_it_samples_in_another_way(tmp_path):

@@ -15,7 +15,7 @@ import zlib
 import numpy as np
 import pytest
 from messages import refused
-from store_helpers import KINDS, assert_numbered, episodes, opened, put
+from store_helpers import KINDS, assert_numbered, episodes, one_file, opened, put
 
 from amago.store import DamagedError, EvictedError, TrajectoryStore
 from amago.store.schema import CODES
@@ -23,11 +23,6 @@ from amago.store.schema import CODES
 
 def quarantined(root):
     return sorted(p.name for p in (root / "quarantine").iterdir()) if (root / "quarantine").exists() else []
-
-
-def one_file(root, save_as="segments"):
-    [path] = put(root, [7] if save_as != "segments" else [7, 8], save_as=save_as, steps=6).iterdir()
-    return path
 
 
 def assert_refused(root, name, reason, caplog=None):

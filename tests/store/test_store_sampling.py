@@ -1,21 +1,13 @@
 """What a dataset draws from a store: windows of trajectories about as long as a training sequence, and of an empty buffer."""
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from messages import refused
-from store_helpers import KINDS, numbered, put, writer
+from store_helpers import FEW, KINDS, dataset_of, numbered, put, writer
 
-from amago.loading import DatasetSettings, DiskTrajDataset, SequenceLoader
+from amago.loading import SequenceLoader
 
 L = 8
-FEW = gym.spaces.Discrete(50)
-
-
-def dataset_of(root, padded="none", cut_short=False):
-    dataset = DiskTrajDataset(root, "d")
-    dataset.configure(DatasetSettings(L, padded, cut_short_trajectories=cut_short))
-    return dataset
 
 
 def windows(length, padded, cut_short):
@@ -33,7 +25,7 @@ def windows(length, padded, cut_short):
 @pytest.mark.parametrize("save_as", KINDS)
 def test_lengths_about_that_of_a_training_sequence(tmp_path, save_as, length, padded, cut_short):
     put(tmp_path / "d" / "buffer", [3], save_as=save_as, steps=length, action_space=FEW)
-    dataset, rng = dataset_of(tmp_path, padded, cut_short), np.random.default_rng(0)
+    dataset, rng = dataset_of(tmp_path, L, padded, cut_short), np.random.default_rng(0)
     want, seen = numbered(3, length), set()
     for _ in range(150):
         sample = dataset.sample_random_trajectory(rng)
@@ -46,6 +38,11 @@ def test_lengths_about_that_of_a_training_sequence(tmp_path, save_as, length, pa
         np.testing.assert_array_equal(np.asarray(sample.rews), want.rews[start:stop])
         np.testing.assert_array_equal(np.asarray(sample.dones), want.dones[start:stop])
         np.testing.assert_array_equal(np.asarray(sample.actions).argmax(-1), want.actions[start:stop, 0])
+        np.testing.assert_array_equal(sample.rl2s[1:, :1], sample.rews)
+        np.testing.assert_array_equal(sample.rl2s[1:, 1:], sample.actions)
+        assert sample.rl2s[0, 0] == (want.rews[start - 1, 0] if start else 0)
+        assert sample.rl2s[0, 1:].sum() == (start > 0)
+        np.testing.assert_array_equal(sample.time_idxs[:, 0], np.arange(start, stop + 1))
         seen.add((start, stop))
     assert seen == windows(length, padded, cut_short)
 

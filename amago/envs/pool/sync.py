@@ -181,7 +181,7 @@ class ActorView:
     """
 
     def __init__(self, actor: Actor):
-        self.env, self.outcome, self._actor, self._counts = actor.env, actor.outcome, actor, actor.recorder.counts
+        self.env, self.outcome, self._actor, self._recorder = actor.env, actor.outcome, actor, actor.recorder
         self.save_finished_trajs = actor.owner.flush
 
     def __getattr__(self, name: str) -> Any:
@@ -200,16 +200,16 @@ class ActorView:
     @property
     def return_history(self) -> ReturnHistory:
         """Returns of the rollouts that have ended since the pool's last `drain`, or `reset_stats`."""
-        return ReturnHistory.of(self._counts.episodes)
+        return ReturnHistory.of(self._recorder.episodes)
 
     @property
     def special_history(self) -> SpecialMetricHistory:
         """Metrics of these rollouts, one value a rollout."""
-        return SpecialMetricHistory.of(self._counts.episodes)
+        return SpecialMetricHistory.of(self._recorder.episodes)
 
     def reset_stats(self) -> None:
         """Forget the rollouts that have ended; their steps stay counted."""
-        self._counts.episodes = []
+        self._recorder.episodes = []
 
     @property
     def total_frames_by_env_name(self) -> dict[str, int]:

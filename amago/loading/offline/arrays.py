@@ -21,11 +21,11 @@ Array = NDArray[Any]
 Rows = Array | Mapping[str, Array]
 
 
-def action_rows(space: gym.Space[Any], actions: Rows, name: str = "") -> Any:
+def action_rows(space: gym.Space[Any], actions: Rows) -> Any:
     """N recorded actions in the form of the space: an array, or a dict or tuple of arrays of N rows.
 
     Args:
-        space: the environment's action space, or the part of it called ``name``.
+        space: the environment's action space.
         actions: (N, ...); of a Tuple or Dict either {name: (N, ...)} with an array for each part, where parts of parts are
             named "arm/grip" and parts of a tuple "0", "1", .., or (N, W): the numbers of the parts side by side, in the order
             of the space.
@@ -33,51 +33,50 @@ def action_rows(space: gym.Space[Any], actions: Rows, name: str = "") -> Any:
     Raises:
         ValueError: names or widths that do not fit, or numbers that no action of the space has.
     """
-    if not isinstance(space, gym.spaces.Tuple | gym.spaces.Dict):
+    leaves = dict(_leaves(space))
+    if "" in leaves:
         if isinstance(actions, Mapping):
             raise ValueError(f"actions has parts {sorted(actions)}, but {space} has none")
-        return _exact(f"actions[{name!r}]" if name else "actions", np.asarray(actions), space)
-    leaves = dict(_leaves(space, name))
-    if not isinstance(actions, Mapping):
-        actions = _by_column(leaves, np.asarray(actions), space)
-    elif actions.keys() != leaves.keys():
-        raise ValueError(f"actions has parts {sorted(actions)}, but the space has {sorted(leaves)}")
-    parts = {}
-    for key, sub in _items(space):
-        part = f"{name}/{key}" if name else str(key)
-        inside = {leaf: actions[leaf] for leaf, _ in _leaves(sub, part)}
-        parts[key] = action_rows(sub, inside if part not in inside else _shaped(part, inside[part], sub), part)
-    return parts if isinstance(space, gym.spaces.Dict) else tuple(parts.values())
-
-
-def _items(space: gym.spaces.Tuple | gym.spaces.Dict) -> Iterator[tuple[Any, gym.Space[Any]]]:
-    return iter(space.spaces.items()) if isinstance(space, gym.spaces.Dict) else enumerate(space.spaces)
-
-
-def _leaves(space: gym.Space[Any], name: str) -> Iterator[tuple[str, gym.Space[Any]]]:
-    if isinstance(space, gym.spaces.Tuple | gym.spaces.Dict):
-        for key, sub in _items(space):
-            yield from _leaves(sub, f"{name}/{key}" if name else str(key))
+        return _exact("actions", np.asarray(actions), space)
+    if isinstance(actions, Mapping):
+        if actions.keys() != leaves.keys():
+            raise ValueError(f"actions has parts {sorted(actions)}, but the space has {sorted(leaves)}")
     else:
+        table, widths = np.asarray(actions), {name: prod(leaf.shape or ()) for name, leaf in leaves.items()}
+        if table.ndim != 2 or table.shape[1] != sum(widths.values()):
+            needs = ", ".join(f"{width} of {name}" for name, width in widths.items())
+            raise ValueError(
+                f"actions has shape {table.shape}, but {space} needs {sum(widths.values())} numbers in each row: {needs}"
+            )
+        actions = dict(zip(widths, np.split(table, np.cumsum(list(widths.values()))[:-1], axis=1), strict=True))
+    parts = {}
+    for name, leaf in leaves.items():
+        values, row = np.asarray(actions[name]), leaf.shape or ()
+        if values.ndim == 0 or values.size != len(values) * prod(row):
+            raise ValueError(f"actions[{name!r}] has shape {values.shape}, but {leaf} needs (N, *{row})")
+        parts[name] = _exact(f"actions[{name!r}]", values.reshape(-1, *row), leaf)
+    return _nested(space, "", parts)
+
+
+def _parts(space: gym.Space[Any], name: str) -> dict[Any, tuple[str, gym.Space[Any]]]:
+    """{key: (name, space)} of the parts of a Tuple or Dict; empty for other spaces."""
+    if not isinstance(space, gym.spaces.Tuple | gym.spaces.Dict):
+        return {}
+    items = space.spaces.items() if isinstance(space, gym.spaces.Dict) else enumerate(space.spaces)
+    return {key: (f"{name}/{key}" if name else str(key), sub) for key, sub in items}
+
+
+def _leaves(space: gym.Space[Any], name: str = "") -> Iterator[tuple[str, gym.Space[Any]]]:
+    parts = _parts(space, name)
+    for part, sub in parts.values():
+        yield from _leaves(sub, part)
+    if not parts:
         yield name, space
 
 
-def _by_column(leaves: dict[str, gym.Space[Any]], actions: Array, space: gym.Space[Any]) -> dict[str, Array]:
-    widths = {name: prod(leaf.shape or ()) for name, leaf in leaves.items()}
-    if actions.ndim != 2 or actions.shape[1] != sum(widths.values()):
-        needs = ", ".join(f"{width} of {name}" for name, width in widths.items())
-        raise ValueError(
-            f"actions has shape {actions.shape}, but {space} needs {sum(widths.values())} numbers in each row: {needs}"
-        )
-    return dict(zip(widths, np.split(actions, np.cumsum(list(widths.values()))[:-1], axis=1), strict=True))
-
-
-def _shaped(name: str, values: Array, space: gym.Space[Any]) -> Array:
-    values, row = np.asarray(values), space.shape or ()
-    rows = len(values) if values.ndim else 0
-    if values.size != rows * prod(row):
-        raise ValueError(f"actions[{name!r}] has shape {values.shape}, but {space} needs (N, *{row})")
-    return values.reshape(rows, *row)
+def _nested(space: gym.Space[Any], name: str, leaves: Mapping[str, Array]) -> Any:
+    parts = {key: _nested(sub, part, leaves) for key, (part, sub) in _parts(space, name).items()}
+    return leaves[name] if not parts else parts if isinstance(space, gym.spaces.Dict) else tuple(parts.values())
 
 
 def _exact(label: str, values: Array, space: gym.Space[Any]) -> Array:
