@@ -98,7 +98,7 @@ class Experiment(ExperimentSettings):
         self.learner, self.batches, self.position, self.run_log = Learner(self), Batches(), Position(), RunLog()
         self.rundir, self.group, self.signals = RunDir(self), Ranks(), Signals()
         self.console, self.moments = Console(speaks=False), CallbackList()
-        self.building, self.acting, self.should_stop = Building(self), Acting(self), False
+        self.building, self.acting, self.should_stop, self.run_seed = Building(self), Acting(self), False, 0
         self.phase_statistics: PhaseStatistics | None = None
 
     # ---- start and end -------------------------------------------------------------------------------------------------------
@@ -296,19 +296,21 @@ class Experiment(ExperimentSettings):
         warn_if_nothing_to_do(self)
         self.building.open_log()
         self.building.resume()
-        with self.moments.report_exceptions(self):
-            try:
-                with self.signals, self.console.learning(self):
-                    while self.epoch < self.epochs and not self.should_stop:
-                        self.signals.check()
-                        self._epoch()
-                self.signals.check()
-            except Stopped as stop:
-                self.building.leave(stop)
-                raise
+        try:
+            with self.signals, self.console.learning(self):
+                while self.epoch < self.epochs and not self.should_stop:
+                    self.signals.check()
+                    self._epoch()
+            self.signals.check()
             if not self.grad_update_counter and (self.learner.skipped or not self.position.has_trained):
                 check_trained(self, self.data, self.learner.skipped, self.acting.restarts)
             self.moments.call("on_end", self)
+        except Stopped as stop:
+            self.building.leave(stop)
+            raise
+        except BaseException as err:
+            self.moments.call("on_exception", self, err)
+            raise
 
     def _epoch(self) -> None:
         """Evaluate, collect, train, save and publish."""

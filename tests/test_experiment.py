@@ -184,25 +184,17 @@ def test_a_large_agent_on_a_cpu_is_told_what_is_faster(tmp_path, capsys, monkeyp
 # ---- order ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda e: e.learn(),
-        lambda e: e.evaluate_val(),
-        lambda e: e.evaluate_test(tiny.tmaze, 5),
-        lambda e: e.collect_new_training_data(),
-        lambda e: e.load_checkpoint_from_path("x"),
-        lambda e: e.load_checkpoint(0),
-        lambda e: e.save_checkpoint(),
-        lambda e: e.write_latest_policy(),
-        lambda e: e.read_latest_policy(),
-        lambda e: e.delete_buffer_from_disk(),
-    ],
-)
-def test_nothing_works_before_start(tmp_path, call):
+BEFORE_START = {
+    "learn": (), "evaluate_val": (), "evaluate_test": (tiny.tmaze, 5), "collect_new_training_data": (), "load_checkpoint_from_path": ("x",),
+    "load_checkpoint": (0,), "save_checkpoint": (), "write_latest_policy": (), "read_latest_policy": (), "delete_buffer_from_disk": (),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BEFORE_START)
+def test_nothing_works_before_start(tmp_path, name):
     e = experiment(tmp_path)
-    with pytest.raises(RuntimeError, match=r"start\(\)"):
-        call(e)
+    with refused(RuntimeError, f"start() before {name}()"):
+        getattr(e, name)(*BEFORE_START[name])
     assert not e.run_dir.exists()
 
 
@@ -312,42 +304,32 @@ def test_without_exploration_the_policy_acts(tmp_path):
     pure.close()
 
 
-class CountsResets(tiny.TMazePassive):
-    resets = 0
-
-    def reset(self, **kwargs):
-        type(self).resets += 1
-        return super().reset(**kwargs)
-
-
 @pytest.mark.parametrize(("every", "forced"), [(None, 0), (1, 2), (2, 1)])
 def test_training_environments_are_reset_when_asked(tmp_path, every, forced):
-    class Own(CountsResets):
-        pass
+    resets = []
+
+    class Counted(tiny.TMazePassive):
+        def reset(self, **kwargs):
+            resets.append(1)
+            return super().reset(**kwargs)
 
     def make():
-        return amago.envs.AMAGOEnv(Own(50), env_name="Long")  # no episode ends by itself
+        return amago.envs.AMAGOEnv(Counted(50), env_name="Long")  # no episode ends by itself
 
-    e = learned(
-        tmp_path, make, epochs=3, parallel_actors=1, force_reset_train_envs_every=every, train_timesteps_per_epoch=4,
-        train_batches_per_epoch=0,
-    )  # fmt: skip
-    assert Own.resets == 1 + forced
-    e.close()
+    short = {"train_timesteps_per_epoch": 4, "train_batches_per_epoch": 0, "parallel_actors": 1}
+    learned(tmp_path, make, epochs=3, force_reset_train_envs_every=every, **short).close()
+    assert len(resets) == 1 + forced
 
 
-def test_learning_can_begin_later(tmp_path):
+def test_learning_and_collecting_can_begin_later(tmp_path):
     e = learned(tmp_path, epochs=3, start_learning_at_epoch=2)
     assert e.updater.grad_steps == 2
     assert {r["epoch"] for r in rows(e.run_dir, "train")} == {2}
     assert [r["env_steps"] for r in rows(e.run_dir, "rollout")] == [24, 48, 72]
     e.close()
-
-
-def test_collecting_can_begin_later(tmp_path):
-    first = learned(tmp_path, start_learning_at_epoch=5)
-    first.close()
-    e = learned(tmp_path, epochs=3, start_collecting_at_epoch=2, name="run")
+    e = learned(
+        tmp_path, epochs=3, start_collecting_at_epoch=2, dataset=DiskTrajDataset(tmp_path, "run"), name="b", share_buffer=True
+    )
     assert (e.env_steps, e.updater.grad_steps) == (24, 6)
     assert {r["epoch"] for r in rows(e.run_dir, "train")} == {0, 1, 2}
     e.close()
@@ -448,20 +430,11 @@ def trace(e):
 
 def test_one_seed_gives_one_run_and_another_seed_another(tmp_path):
     shared = {
-        "epochs": 2,
-        "val_interval": 1,
-        "log_interval": 1,
-        "max_seq_len": 10,
-        "train_timesteps_per_epoch": 35,
-        "val_timesteps_per_epoch": 31,
-    }
+        "epochs": 2, "val_interval": 1, "log_interval": 1, "max_seq_len": 10, "train_timesteps_per_epoch": 35, "val_timesteps_per_epoch": 31,
+    }  # fmt: skip
+    workers = {"dloader_workers": 2, "env_mode": "async", "env_workers": 1}
     found = {}
-    for name, own in {
-        "one": {},
-        "same": {},
-        "other workers": {"dloader_workers": 2, "env_mode": "async", "env_workers": 1},
-        "other seed": {"seed": 1},
-    }.items():
+    for name, own in {"one": {}, "same": {}, "other workers": workers, "other seed": {"seed": 1}}.items():
         e = learned(tmp_path / name, tiny.cartpole, "transformer", **shared, **own)
         e.evaluate_test(tiny.cartpole, timesteps=31)
         found[name] = tiny.weights(e), json.dumps(trace(e))

@@ -50,6 +50,16 @@ class Bits(gym.Env):
         return self._shown, reward, self._t == 10, False, {}
 
 
+class StopAfter(amago.Callback):
+    """Ends a run after an epoch; None: never."""
+
+    def __init__(self, epoch):
+        self.last = epoch
+
+    def on_epoch_end(self, experiment, metrics):
+        experiment.should_stop |= experiment.epoch == self.last
+
+
 def tmaze():
     return AMAGOEnv(TMazePassive(CORRIDOR), env_name="TMaze")
 

@@ -7,7 +7,7 @@ import io
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,7 +16,6 @@ import torch
 
 from amago.describe import format_value
 from amago.run.checkpoint import CheckpointError, load_weight_file
-from amago.run.group import Stopped
 from amago.run.metric_names import AVERAGE_RETURN
 
 
@@ -176,17 +175,6 @@ class CallbackList:
         """Call `Callback.on_step` of those that override it; returns whether one of them ends the phase."""
         answers = [c.on_step(experiment, steps, phase) for c in self._with_steps]  # all are called
         return any(answers)
-
-    @contextmanager
-    def report_exceptions(self, experiment: object) -> Iterator[None]:
-        """A block whose exceptions are passed to `Callback.on_exception`, except `Stopped`, which `amago.Experiment` passes
-        after it has saved."""
-        try:
-            yield
-        except BaseException as err:
-            if not isinstance(err, Stopped):
-                self.call("on_exception", experiment, err)
-            raise
 
     def close(self, experiment: object) -> None:
         """Call `Callback.on_close` of all that were started, even after an exception, which is raised afterwards."""

@@ -94,8 +94,8 @@ def git_commit(directory: str | Path | None) -> dict[str, Any] | None:
     if directory is not None:
         thread.start()
         thread.join(GIT_SECONDS)
-    commit, *changed = found or [None]
-    return None if commit is None else {"commit": commit, "changed": bool(changed[0]) if changed else None}
+    answers = list(found)  # the thread may go on
+    return {"commit": answers[0], "changed": bool(answers[1]) if len(answers) > 1 else None} if answers else None
 
 
 Calls = dict[str, dict[str, Any]]

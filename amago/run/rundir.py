@@ -41,18 +41,14 @@ log = logging.getLogger(__name__)
 
 
 class RunCheckpoints:
-    """The checkpoints of one run, in ``run_dir/ckpts``.
+    """The checkpoints of one run, in ``run_dir/ckpts``; names of training states begin with ``run_name``.
 
     If a checkpoint cannot be written (above all because the disk is full), a warning is logged and training continues; earlier
     checkpoints are intact.
 
-    Args:
-        run_name: with which names of training states begin.
-
     Attributes:
-        states: directory of the training states.
-        latest: file of the policy published for other processes.
-        best: file of the weights of the best evaluation.
+        states, weights: directories of the training states, and of the policy's weights.
+        latest, best: files of the policy published for other processes, and of the weights of the best evaluation.
         version: of the published policy that this process wrote or read last, from 1; 0 if there is none. Versions rise by one with
             each publication, also after a resume.
         saved: training states that this process has saved.
@@ -141,7 +137,7 @@ class RunCheckpoints:
             needed = sum(w.numel() * w.element_size() for w in without_aliases(weights).values())
             log.warning(
                 "%s: %s; %s has %.1f MB left, and the weights alone take %.1f MB. Earlier checkpoints are intact, and the run continues",
-                problem, err, self.directory, (free_bytes(self.directory) or 0) / 1e6, needed / 1e6,
+                problem, err, self.directory, (free_bytes(self.states) or 0) / 1e6, needed / 1e6,
             )  # fmt: skip
             return False
         return True
@@ -299,26 +295,22 @@ class RunDir:
         if buffer is None or s.share_buffer or not changes_it or not has_trajectories(buffer):
             return
         owner = owner_of(buffer)
-        if owner is None:
-            if not begins or not s.collects or (s.overwrite and self._owns(buffer)):
-                return  # nobody has recorded an owner
-            whose = "trajectories of an unknown run"
-        elif record is not None and owner["id"] == record["id"]:
+        if owner is None and (not begins or not s.collects or (s.overwrite and self._owns(buffer))):
+            return  # nobody has recorded an owner
+        if owner is not None and record is not None and owner["id"] == record["id"]:
             return
-        else:
-            whose = f"the trajectories of run {owner['run']!r} ({owner['directory']})"
+        whose = f"run {owner['run']!r} ({owner['directory']})" if owner is not None else "an unknown run"
         raise RunExistsError(
-            f"the buffer {buffer / 'fifo'} holds {whose}, and run {s.run_name!r} would train on them, add its own, and delete the oldest. "
-            "Choose another dset_name, or share_buffer=True (--share_buffer) if that is what you want; to train on data that is never "
-            "deleted, move the files to buffer/protected"
+            f"the buffer {buffer / 'fifo'} holds the trajectories of {whose}, and run {s.run_name!r} would train on them, add its own, and "
+            "delete the oldest. Choose another dset_name, or share_buffer=True (--share_buffer) if that is what you want; to train on data "
+            "that is never deleted, move the files to buffer/protected"
         )
 
     def _owns(self, buffer: Path) -> bool:
         """True if a buffer belongs to this run, or, where no owner is recorded, lies in its directory."""
         owner = owner_of(buffer)
-        if owner is None:
-            return buffer.resolve().is_relative_to(self.path.resolve())
-        return bool(owner["id"] == run_id(self.path))
+        inside = buffer.resolve().is_relative_to(self.path.resolve())
+        return inside if owner is None else bool(owner["id"] == run_id(self.path))
 
     def _register(self, renew: bool = False) -> None:
         """Record the run as the owner of its buffer, if the buffer has no owner."""

@@ -285,10 +285,10 @@ class ExperimentSettings:
         for name, value in vars(self).items():
             if getattr(value, "ndim", None) == 0:
                 setattr(self, name, plain(value))
-        root, name = self.dset_root, self.dset_name
-        if self.dataset is None and root is not None and name is not None and not _wrong_fields(self, "dset_"):
-            limits = {"dset_max_steps": self.dset_max_steps, "dset_max_bytes": self.dset_max_bytes}
-            self.dataset = DiskTrajDataset(root, name, self.dset_max_size, **limits)
+        root, dset = self.dset_root, self.dset_name
+        if self.dataset is None and root is not None and dset is not None and not _wrong_fields(self, "dset_"):
+            size, steps, count = self.dset_max_size, self.dset_max_steps, self.dset_max_bytes
+            self.dataset = DiskTrajDataset(root, dset, size, dset_max_steps=steps, dset_max_bytes=count)
         if isinstance(self.save_trajs_as, str) and self.save_trajs_as == "segments" and reads_files(self.dataset):
             self.save_trajs_as = "npz"
         for name, classes in NAMED_FIELDS.items():
@@ -333,7 +333,11 @@ class ExperimentSettings:
 def check_settings(s: ExperimentSettings) -> None:
     """Raise a `SettingsError` that lists every wrong field, its value and its valid values; after `ExperimentSettings.resolve`."""
     wrong = _wrong_fields(s)
-    problems = [*wrong.values(), *mistakes_in(s.callbacks), *_dataset(s), *_extra_fields(s)]
+    problems = [*wrong.values(), *mistakes_in(s.callbacks), *_extra_fields(s)]
+    if s.dataset is not None and not isinstance(s.dataset, RLDataset):
+        problems.append(f"dataset must be an amago.loading.RLDataset, got {s.dataset!r}")
+    elif s.dataset is None and (s.dset_root is None or s.dset_name is None):
+        problems.append("dataset must be given, or dset_root and dset_name to build a DiskTrajDataset")
     for name in ("make_train_env", "make_val_env"):
         problems += _env_makers(name, getattr(s, name), s)
     roles_are_known = not wrong.keys() & {"epochs", "start_collecting_at_epoch", "train_timesteps_per_epoch"}
@@ -349,14 +353,6 @@ def _wrong_fields(s: ExperimentSettings, prefix: str = "") -> dict[str, str]:
     checks = {f.name: f.metadata.get("check") for f in dataclasses.fields(s) if f.name.startswith(prefix)}
     found = {name: check(name, getattr(s, name)) for name, check in checks.items() if check is not None}
     return {name: problem for name, problem in found.items() if problem is not None}
-
-
-def _dataset(s: ExperimentSettings) -> Iterator[str]:
-    given = s.dataset
-    if given is None and (s.dset_root is None or s.dset_name is None):
-        yield "dataset must be given, or dset_root and dset_name to build a DiskTrajDataset"
-    elif given is not None and not isinstance(given, RLDataset):
-        yield f"dataset must be an amago.loading.RLDataset, got {given!r}"
 
 
 def _extra_fields(s: ExperimentSettings) -> Iterator[str]:

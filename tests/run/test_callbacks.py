@@ -127,24 +127,9 @@ def test_no_callback_changes_a_run(tmp_path):
 # ---- stopping and failing ------------------------------------------------------------------------------------------------
 
 
-class At(amago.Callback):
-    """Does something at the end of an epoch."""
-
-    def __init__(self, epoch, act):
-        self.at, self.act = epoch, act
-
-    def on_epoch_end(self, experiment, metrics):
-        if experiment.epoch == self.at:
-            self.act(experiment)
-
-
-def stop(experiment):
-    experiment.should_stop = True
-
-
 def test_a_callback_may_end_the_run(tmp_path):
     diary = Diary()
-    e = learned(tmp_path, callbacks=[At(2, stop), diary], epochs=5, ckpt_interval=10)
+    e = learned(tmp_path, callbacks=[tiny.StopAfter(2), diary], epochs=5, ckpt_interval=10)
     assert e.epoch == 2
     assert diary.moments[-2:] == [("save", 2), ("end", 2)], "and its last state is saved"
     e.should_stop = False
@@ -357,6 +342,12 @@ def killed(*_, **__):
     raise KeyboardInterrupt
 
 
+class KilledAfter(tiny.StopAfter):
+    def on_epoch_end(self, experiment, metrics):
+        if experiment.epoch == self.last:
+            killed()
+
+
 @pytest.mark.parametrize("mode", ["max", "min"])
 def test_a_kill_does_not_cost_the_best_weights(tmp_path, mode):
     sign = {"max": 1.0, "min": -1.0}[mode]
@@ -367,7 +358,7 @@ def test_a_kill_does_not_cost_the_best_weights(tmp_path, mode):
         options = {"val_interval": 1, "ckpt_interval": 4, "epochs": 8} | options
         return started(tmp_path, experiment_type=scripted(returns), callbacks=[keep, *callbacks], **options), keep
 
-    e, _ = run([1.0, 2.0, 3.0, 3.5, 4.0, 9.0], At(6, killed))
+    e, _ = run([1.0, 2.0, 3.0, 3.5, 4.0, 9.0], KilledAfter(6))
     with pytest.raises(KeyboardInterrupt):
         e.learn()
     e.close()

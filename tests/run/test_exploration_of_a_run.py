@@ -4,7 +4,6 @@ import pytest
 import tiny
 from tiny import rows
 
-import amago
 from amago import config
 from amago.envs.exploration import BilevelEpsilonGreedy, EpsilonGreedy
 
@@ -14,13 +13,7 @@ EPOCHS, STEPS = 8, 12
 def epsilons(directory, name="run", **fields):
     """Epsilon after each of the epochs of a run, without the random factor of each rollout."""
     config.bind({"EpsilonGreedy.randomize_eps": False, "BilevelEpsilonGreedy.randomize_eps": False})
-    fields = {
-        "train_batches_per_epoch": 0,
-        "ckpt_interval": None,
-        "epochs": EPOCHS,
-        "train_timesteps_per_epoch": STEPS,
-        **fields,
-    }
+    fields = {"train_batches_per_epoch": 0, "epochs": EPOCHS, "train_timesteps_per_epoch": STEPS, **fields}
     tiny.learned(directory, name=name, **fields).close()
     return [r["values"]["Epsilon"] for r in rows(directory / name) if r["section"] == "rollout"]
 
@@ -67,13 +60,5 @@ def test_a_run_that_begins_with_trained_weights_does_not_begin_at_random(tmp_pat
 def test_a_resumed_run_goes_on_where_it_was(tmp_path):
     whole = epsilons(tmp_path, "whole")
     fields = {"ckpt_interval": 1, "resume": "auto"}
-    assert epsilons(tmp_path, "halves", **fields, callbacks=[StopAfter(3)]) == whole[:3]
+    assert epsilons(tmp_path, "halves", **fields, callbacks=[tiny.StopAfter(3)]) == whole[:3]
     assert epsilons(tmp_path, "halves", **fields) == whole
-
-
-class StopAfter(amago.Callback):
-    def __init__(self, epochs):
-        self.epochs = epochs
-
-    def on_epoch_end(self, experiment, metrics):
-        experiment.should_stop = experiment.epoch >= self.epochs

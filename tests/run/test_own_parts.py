@@ -43,14 +43,16 @@ class Uncopied(Momentary):
         raise RuntimeError("only one of these")
 
 
-def test_a_model_that_acts_otherwise_than_it_learned(tmp_path):
-    with pytest.warns(UserWarning, match=naming("test_own_parts.Forgetful", "step 1 of a rollout", "whole sequence")):
-        tiny.started(tmp_path, traj_encoder_type=Forgetful)
-
-
-def test_an_encoder_that_is_random_when_it_acts(tmp_path):
-    with pytest.warns(UserWarning, match=naming("test_own_parts.Noisy", "evaluation mode")):
-        tiny.started(tmp_path, tstep_encoder_type=Noisy)
+@pytest.mark.parametrize(
+    ("part", "named"),
+    [
+        ({"traj_encoder_type": Forgetful}, ("test_own_parts.Forgetful", "step 1 of a rollout", "whole sequence")),
+        ({"tstep_encoder_type": Noisy}, ("test_own_parts.Noisy", "evaluation mode")),
+    ],
+)
+def test_parts_that_act_otherwise_than_they_learned(tmp_path, part, named):
+    with pytest.warns(UserWarning, match=naming(*named)):
+        tiny.started(tmp_path, **part)
 
 
 @pytest.mark.parametrize("model", [Momentary, Uncopied])

@@ -50,14 +50,6 @@ def slope():
     return AMAGOEnv(Slope(), env_name="Slope")
 
 
-class StopAfter(amago.Callback):
-    def __init__(self, epoch):
-        self.last = epoch
-
-    def on_epoch_end(self, experiment, metrics):
-        experiment.should_stop |= experiment.epoch == self.last
-
-
 def run(root, names, stop_after=None, **fields):
     """Four epochs, or those up to ``stop_after``."""
     bindings, dataset = {}, {}
@@ -68,7 +60,7 @@ def run(root, names, stop_after=None, **fields):
     config.clear()
     config.bind(bindings)
     return tiny.learned(
-        root, slope, dataset=DiskTrajDataset(root, "run", **dataset), epochs=4, train_timesteps_per_epoch=40, callbacks=[StopAfter(stop_after)],
+        root, slope, dataset=DiskTrajDataset(root, "run", **dataset), epochs=4, train_timesteps_per_epoch=40, callbacks=[tiny.StopAfter(stop_after)],
         train_batches_per_epoch=3, ckpt_interval=1, force_reset_train_envs_every=1, learning_rate=1e-2, **fields,
     )  # fmt: skip
 

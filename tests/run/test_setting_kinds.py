@@ -56,11 +56,8 @@ def used_by(**fields):
 def test_numbers_of_other_libraries_are_saved_and_loaded_again(tmp_path, kind, capsys):
     def fields(root, convert, **more):
         bindings = {
-            "Agent.reward_multiplier": 0.5,
-            "Agent.use_target_actor": True,
-            "FFTrajEncoder.d_model": 8,
-            "EpsilonGreedy.eps_start": 0.75,
-        }
+            "Agent.reward_multiplier": 0.5, "Agent.use_target_actor": True, "FFTrajEncoder.d_model": 8, "EpsilonGreedy.eps_start": 0.75,
+        }  # fmt: skip
         config.bind(tiny.SMALL)
         found = {k: convert(v) for k, v in used_by(**more).items()}
         e = tiny.experiment(root, **found, dset_root=convert(str(root)), dset_name="run", dataset=None)

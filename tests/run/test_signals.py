@@ -17,15 +17,18 @@ from amago.run.group import Signals
 # ---- in this process -----------------------------------------------------------------------------------------------------
 
 
+METHODS = {
+    "evaluate": "evaluate_val",
+    "collect": "collect_new_training_data",
+    "train": "train_epoch",
+    "save": "save_checkpoint",
+}
+
+
 def stop_at(phase, when):
     """An experiment that receives SIGTERM in a phase of an epoch."""
 
-    method = {
-        "evaluate": "evaluate_val",
-        "collect": "collect_new_training_data",
-        "train": "train_epoch",
-        "save": "save_checkpoint",
-    }[phase]
+    method = METHODS[phase]
 
     def hit(self):
         if self.epoch == when:
@@ -36,12 +39,8 @@ def stop_at(phase, when):
 
 
 SHORT = {
-    "epochs": 3,
-    "train_timesteps_per_epoch": 2 * EPISODE,
-    "train_batches_per_epoch": 3,
-    "ckpt_interval": 1,
-    "val_interval": 1,
-}
+    "epochs": 3, "train_timesteps_per_epoch": 2 * EPISODE, "train_batches_per_epoch": 3, "ckpt_interval": 1, "val_interval": 1,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("phase", "epoch"), [("evaluate", 0), ("collect", 1), ("train", 1), ("save", 3)])
