@@ -148,14 +148,14 @@ def _check(saved: int, sums: Mapping[str, Any]) -> str:
 def _manifest(directory: Path) -> tuple[int, dict[str, tuple[int, str]]]:
     """(number in the order of saving, {file name: (bytes, SHA-256)}) of a training state."""
     path = directory / MANIFEST
-    if not path.is_file():
-        raise CheckpointError(f"{directory} is not a complete training state: it has no {MANIFEST}")
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         saved, sums = int(manifest["saved"]), manifest["files"]
         if manifest["schema"] != SCHEMA or manifest["check"] != _check(saved, sums):
             raise ValueError("its checksum differs")
         return saved, {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in sums.items()}
+    except FileNotFoundError as err:
+        raise CheckpointError(f"{directory} is not a complete training state: it has no {MANIFEST}") from err
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as err:
         raise CheckpointError(f"{path} is damaged: {err}") from err
 
@@ -223,10 +223,8 @@ _STATE = re.compile(rf"(?P<old>\.old-[0-9a-f]+-)?(?!{re.escape(TEMPORARY)}).+_ep
 
 
 def training_states(root: Path) -> list[Path]:
-    """All training states in a directory, in the order in which they were saved; not verified.
-
-    States whose manifest cannot be read come last. The names may begin with any run name, so that a run can be renamed.
-    """
+    """All training states in a directory, in the order in which they were saved, and then those with unreadable manifests; not verified.
+    Their names may begin with any run name, so that a run can be renamed."""
     matches = [(path, _STATE.match(path.name)) for path in (root.iterdir() if root.is_dir() else ())]
     names = {path.name for path, _ in matches}
     found = [path for path, m in matches if m and (not m["old"] or path.name.removeprefix(m["old"]) not in names)]
@@ -333,11 +331,8 @@ def without_aliases(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def load_weight_file(path: str | os.PathLike[str]) -> WeightFile:
-    """Load a ``.safetensors`` file, or a PyTorch file that holds tensors only.
-
-    Raises:
-        CheckpointError: no such file, damaged, or not a file of weights (pickled objects are never loaded).
-    """
+    """Load a ``.safetensors`` file, or a PyTorch file that holds tensors only; a `CheckpointError` where there is none, it is damaged, or it
+    holds other objects, which are never loaded."""
     path = Path(path)
     if not path.is_file():
         raise CheckpointError(f"no weights at {path}")

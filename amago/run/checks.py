@@ -110,10 +110,10 @@ def directory(name: str, value: object) -> str | None:
 # ---- the parts of a run -------------------------------------------------------------------------------------------------------
 
 
-def check_required_extras(agent: object, extra_fields: Sequence[ExtraField | str]) -> None:
+def check_required_extras(agent: BaseAgent, extra_fields: Sequence[ExtraField | str]) -> None:
     """Raise SettingsError unless all extra fields that the agent's losses need are declared."""
     declared = {x.name for x in check_extra_fields(extra_fields)}
-    missing = [name for name in getattr(agent, "required_extras", ()) if name not in declared]
+    missing = [name for name in agent.required_extras if name not in declared]
     if missing:
         raise SettingsError(
             f"agent_type {type(agent).__name__}, as it is configured, learns from {missing}, but extra_fields declares {sorted(declared)}: "

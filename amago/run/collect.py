@@ -402,10 +402,8 @@ class Acting:
         return metrics
 
     def of_all_ranks(self, stats: PhaseStatistics) -> PhaseStatistics:
-        """The statistics of a phase with the steps and faults of all ranks, and the rollouts of this one.
-
-        Ranks end a phase at different times. Here they wait for each other, and decide whether to stop.
-        """
+        """The statistics of a phase with the steps and faults of all ranks, and the rollouts of this one. Ranks end a phase at different
+        times: here they wait for each other, and decide whether to stop."""
         self.e.signals.decide()
         if self.e.group.count == 1:
             return stats

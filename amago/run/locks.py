@@ -24,11 +24,8 @@ class HeldError(RuntimeError):
 
 class RunLock:
     """The right to write a run, which one process at a time has: a ``flock``, which ends with its holder. Where a network disk does not
-    support locks, a warning is logged and the run goes on without.
-
-    Args:
-        path: file of the lock. It stays, and holds the process id, the host and the start of the last holder.
-    """
+    support locks, a warning is logged and the run goes on without. Its file ``path`` stays, and holds process id, host and start of the
+    last holder."""
 
     _held: weakref.WeakSet[RunLock] = weakref.WeakSet()
 

@@ -367,13 +367,9 @@ class RunDir:
             self._lock = None
 
     def note_start(self, agent: nn.Module, calls: Calls | None, epoch: int, resumed: Path | None) -> bool:
-        """Write ``settings.json`` and ``config.txt``, and remember the settings for training states, unless that is done or may not be; returns
-        whether it was.
-
-        Args:
-            agent, calls: that was built; of `amago.run.record.recording` meanwhile.
-            epoch, resumed: the first to run; the training state that the run goes on from.
-        """
+        """Write ``settings.json`` and ``config.txt``, and remember the settings for training states, unless that is done or may not be;
+        returns True if it was. ``calls`` are those of `amago.run.record.recording` while the agent was built; ``epoch`` is the first to
+        run, and ``resumed`` the training state from which the run goes on."""
         if self._noted or not self.is_open:
             return False
         self._noted = True

@@ -1,6 +1,5 @@
 """Training states: exact, complete or absent, and never unpickled. Weights published for other processes."""
 
-import logging
 import os
 import shutil
 from pathlib import Path
@@ -212,52 +211,6 @@ def test_a_state_that_is_replaced_while_it_is_looked_for_is_not_damaged(tmp_path
     monkeypatch.setattr(checkpoint, "training_states", then)
     assert checkpoint.newest_complete(tmp_path).name == newest
     assert not caplog.records
-
-
-def test_resume_skips_a_damaged_state_and_refuses_to_start_afresh(tmp_path, caplog):
-    e = learned(tmp_path, ckpt_interval=1, epochs=2)
-    e.close()
-    flip_a_bit(e.ckpt_dir / "training_states" / "run_epoch_1" / "model.safetensors")
-    with caplog.at_level(logging.WARNING):
-        again = started(tmp_path, resume="auto")
-    assert again.epoch == 1
-    assert "run_epoch_1/model.safetensors" in caplog.text
-    again.close()
-    flip_a_bit(e.ckpt_dir / "training_states" / "run_epoch_0" / "state.json")
-    with refused(CheckpointError, "run_epoch_0/state.json"):
-        started(tmp_path, resume="auto")
-
-
-@pytest.mark.parametrize(("call", "nth"), [("fsync", 0), ("fsync", 4), ("rename", 0)])
-def test_a_save_that_fails_is_told_and_training_goes_on(tmp_path, monkeypatch, caplog, call, nth):
-    real, calls = getattr(os, call), []
-
-    def no_space(*args):
-        calls.append(args)
-        if len(calls) > nth:
-            raise OSError(28, "No space left on device")
-        return real(*args)
-
-    e = learned(tmp_path, ckpt_interval=1, always_save_latest=True)
-    before = weights_on_disk(e)
-    with monkeypatch.context() as m, caplog.at_level(logging.WARNING):
-        m.setattr(checkpoint.os, call, no_space)
-        e.epochs = 2
-        e.learn()
-    assert names(caplog.text, "No space left on device", "MB left")
-    assert (e.epoch, e.updater.grad_steps) == (2, 4)
-    checkpoint.verify(e.ckpt_dir / "training_states" / "run_epoch_0")
-    assert weights_on_disk(e).items() >= before.items()
-    assert not [p for p in e.run_dir.rglob(".*") if p.name.startswith((".tmp", ".old"))]
-    e.epochs = 3
-    e.learn()
-    assert checkpoint.newest_complete(e.ckpt_dir / "training_states").name == "run_epoch_2"
-    assert amago.load_policy(e.run_dir).version == e.checkpoints.version
-    e.close()
-
-
-def weights_on_disk(e):
-    return {p.name: p.read_bytes() for p in (e.ckpt_dir / "policy_weights").iterdir()}
 
 
 def test_what_killed_processes_left_is_removed(tmp_path):
