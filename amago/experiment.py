@@ -82,11 +82,8 @@ class Experiment(ExperimentSettings):
 
     policy, accelerator = _of("learner", "policy"), _of("learner", "accelerator")
     policy_aclr = property(attrgetter("learner.policy_aclr"), lambda e, wrapped: e.learner.use(wrapped))
-    optimizer, lr_schedule, updater = (
-        _of("learner", "optimizer"),
-        _of("learner", "lr_schedule"),
-        property(attrgetter("learner")),
-    )
+    optimizer, lr_schedule = _of("learner", "optimizer"), _of("learner", "lr_schedule")
+    updater = property(attrgetter("learner"))
     grad_update_counter, train_dloader = _of("learner", "grad_steps"), _of("batches", "given")
     logger, frames_by_env = _of("run_log", "logger"), _of("position", "frames_by_env")
     actors, rl2_space, hidden_state = _of("building", "actors"), _of("actors", "rl2_space"), _of("acting", "hidden_state")
