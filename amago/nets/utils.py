@@ -169,10 +169,14 @@ class WeightCache:
         samples = [_sample(s) for s in given if s.dtype in (torch.float32, torch.float64) and s.is_cpu]
         seen = [x.tobytes() for x in samples]
         value = compute() if dtype is None else compute().to(dtype)
-        if pack and value.numel() >= PACKED_NUMEL and value.is_cpu and value.dtype == torch.float32:
-            value = value if (onednn := _onednn()) is None else onednn[0](value.detach())
+        if pack and self.packs(value.numel()) and value.is_cpu and value.dtype == torch.float32:
+            value = _onednn()[0](value.detach())  # type: ignore[index]
         self._entry = key, value, samples, seen
         return value
+
+    def packs(self, numel: int) -> bool:
+        """True if weights of so many numbers are packed."""
+        return self.fast and numel >= PACKED_NUMEL and _onednn() is not None
 
     def linear(
         self, x: Tensor, sources: Iterable[Tensor | None], weight: Callable[[], Tensor], bias: Tensor | None = None
@@ -212,11 +216,11 @@ class Linear(CachedWeights, nn.Linear):
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
         super().__init__(in_features, out_features, bias)
         self._cache = WeightCache()
-        self._large = in_features * out_features >= PACKED_NUMEL and _onednn() is not None
+        self.packs = self._cache.packs(in_features * out_features)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in_features) -> (..., out_features)."""
-        if self.training or not self._large or torch.is_grad_enabled():
+        if self.training or not self.packs or torch.is_grad_enabled():
             return F.linear(x, self.weight, self.bias)
         return self._cache.linear(x, (self.weight,), lambda: self.weight, self.bias)
 

@@ -148,9 +148,6 @@ def test_one_warning_in_training_and_none_in_acting():
     assert "FlexAttention: its kernel has no backward pass for tensors on cpu" in str(caught[0].message)
 
 
-# settings
-
-
 # caches
 
 

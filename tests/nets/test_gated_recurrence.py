@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from messages import check_refused
 
 from amago.cli_utils import switch_traj_encoder
 from amago.nets import gated_recurrence as module
@@ -84,14 +83,9 @@ def test_at_the_start_states_forget_over_one_timestep_to_the_longest():
     assert abs(over.log().mean() - math.log(100.0) / 2) < 0.5
 
 
-def test_sizes_by_name_and_bad_arguments():
+def test_sizes_by_name():
     bound = {}
     assert switch_traj_encoder(bound, "mingru", memory_size=24, layers=3) is MinGRUTrajEncoder
     assert bound == {
         "amago.nets.traj_encoders.MinGRUTrajEncoder.d_model": 24, "amago.nets.traj_encoders.MinGRUTrajEncoder.n_layers": 3,
     }  # fmt: skip
-    check_refused(
-        ValueError,
-        (r"longest must be at least 1 timestep, got 0.5", lambda: MinGRUTrajEncoder(5, 8, longest=0.5)),
-        ("d_hidden", lambda: MinGRUTrajEncoder(5, 8, d_hidden=0)),
-    )

@@ -24,10 +24,6 @@ def test_positions():
     changed[1, 2, 0] = -1.0  # a goal that is done
     assert ((net(changed) - out).abs().amax(-1) > 1e-5).nonzero().tolist() == [[1, 2]]
     assert (net(goals.flip(2)) - out).abs().max() > 1e-4  # the order of goals counts
-    with pytest.raises(ValueError, match=r"goals must be \(batch, length, \*\(3, 2\)\), got shape \(4, 5, 2, 2\)"):
-        net(goals[:, :, :2])
-    with pytest.raises(ValueError, match="goal_space must be a Box with at least one dimension, got goal_space=Discrete"):
-        FFGoalEmb(gym.spaces.Discrete(4))
 
 
 def read_alone(net, sentence):
@@ -80,5 +76,3 @@ def test_encoder_merges_goals_with_everything_else():
     assert (net(obs, -rl2s) - out).abs().max() > 1e-3
     hidden = GoalTstepEncoder(space, RL2, hide_rl2s=True).eval()
     assert hidden(obs, rl2s).equal(hidden(obs, -rl2s))
-    with pytest.raises(ValueError, match=r"goal_key='task' is not among the observations \['goals', 'position'\]"):
-        GoalTstepEncoder(space, RL2, goal_key="task")

@@ -77,6 +77,12 @@ def one_row(module):
             p[-1] += 3.0
 
 
+def foreach(module):
+    params = [p for p in module.parameters() if p.requires_grad]
+    with torch.no_grad():
+        torch._foreach_lerp_(params, [torch.randn_like(p) for p in params], 0.1)
+
+
 def load(module, **options):
     module.load_state_dict({k: torch.randn_like(v) for k, v in module.state_dict().items()}, **options)
 
@@ -132,6 +138,7 @@ CHANGES = {
     "load_state_dict(assign=True)": lambda m: load(m, assign=True),
     "there and back through float64": lambda m: in_place(m.double().float()),
     "in place": in_place,
+    "in place, foreach": foreach,
     "one row in place": one_row,
     "in place through .data": write_data,
     "another .data": other_data,
@@ -143,6 +150,7 @@ ENCODERS = {
     "ff": lambda: FFTrajEncoder(WIDE, 4, d_model=WIDE, d_ff=WIDE),
     "gru": lambda: GRUTrajEncoder(WIDE, 4, d_hidden=WIDE, d_output=WIDE),
     "transformer": lambda: TformerTrajEncoder(WIDE, 4, d_model=WIDE, d_ff=WIDE, n_heads=4, n_layers=1),
+    "plain transformer": lambda: TformerTrajEncoder(WIDE, 4, WIDE, 4, WIDE, 1, sigma_reparam=False),
 }
 
 

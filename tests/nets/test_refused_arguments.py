@@ -34,6 +34,10 @@ def sinks():
     return transformer(attention_type=SlidingWindowSinkFlexAttention)
 
 
+def mamba():
+    return MambaTrajEncoder(4, 8, d_model=8)
+
+
 def critics(**options):
     return NCritics(8, 4, False, GAMMAS, **options)
 
@@ -87,6 +91,7 @@ REFUSED = {
         (lambda: transformer()(torch.zeros(2, 3, 5), TIMES), ("seq", (2, 3, 5))),
         (lambda: transformer()(torch.zeros(2, 3, 4), TIMES[..., 0]), ("time_idxs", (2, 3))),
         (lambda: transformer()(torch.zeros(2, 3, 4), TIMES, transformer().init_hidden_state(5, "cpu")), ("hidden_state has 5 rows", 2)),
+        (lambda: mamba()(torch.zeros(2, 3, 4), TIMES, mamba().init_hidden_state(3, "cpu")), ("hidden_state has 3 rows", 2)),
         (lambda: transformer().init_hidden_state(3, "cpu").reset(np.array([True, False])), ("dones", (3,), (2,))),
         (lambda: GRUTrajEncoder(4, 8).reset_hidden_state(torch.zeros(2, 3, 9), np.array([True])), ("dones", (3,), (1,))),
         (lambda: GRUTrajEncoder(4, 8).slice_hidden_state(torch.zeros(2, 3, 9), 2, 5), ("2:5", 3)),
