@@ -53,24 +53,17 @@ class OpenFiles:
     def __init__(self) -> None:
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         limit = 512 if soft == resource.RLIM_INFINITY else max(8, min(512, soft // 4))
-        self._get = functools.lru_cache(limit)(self._open)
-        self.clear: Callable[[], None] = self._get.cache_clear  # closes all files that are not in use
+        self.get = functools.lru_cache(limit)(self._open)
+        self.clear: Callable[[], None] = self.get.cache_clear  # closes all files that are not in use
 
     @staticmethod
     def _open(root: str, entry: Entry, size: int, mtime_ns: int) -> _OpenFile:
+        """The file of an entry; FileNotFoundError or BadFileError if it is gone, or has another size or time."""
         fd, info = open_regular(os.path.join(root, entry.where))
         file = _OpenFile(fd)
         if (info.st_size, info.st_mtime_ns) != (size, mtime_ns):
             raise BadFileError("it was written to")
         return file
-
-    def get(self, root: str, entry: Entry) -> _OpenFile:
-        """The file of an entry.
-
-        Raises:
-            FileNotFoundError, BadFileError: it is gone, or was written to since its check.
-        """
-        return self._get(root, entry, entry.size, entry.mtime_ns)
 
     def __reduce__(self) -> tuple[type[OpenFiles], tuple[()]]:
         return OpenFiles, ()
@@ -231,7 +224,7 @@ class StoreView:
                 raise _evicted(entry)
             checked = entry.size, entry.mtime_ns  # now: another thread may check the file again while this one reads
             try:
-                file = self._open_files.get(self._root, entry)
+                file = self._open_files.get(self._root, entry, *checked)
                 if entry.kind == ix.ORIGINAL:
                     read_original(file.fd, entry.places, entry.schema, start, slots, arrays)
                 else:

@@ -143,8 +143,13 @@ class TrajectoryWriter:
         before = self.committed
         while self._queue:
             batch, size = self._batch()
+            trajs, about = [traj for traj, _ in batch], (self._spaces, self.writer, self._next)
             try:
-                self._commit([traj for traj, _ in batch])
+                if self.save_as == "segments":
+                    buffers = formats.encode_segment(trajs, *about)
+                else:
+                    buffers = [formats.encode_npz(trajs[0], *about, self.save_as == "npz-compressed")]
+                commit(self.directory, buffers, self._names(len(trajs), trajs[0].env_name))
             except OSError as err:
                 if not is_full(err):
                     raise
@@ -186,14 +191,6 @@ class TrajectoryWriter:
             batch.append(item)
             size += item[1]
         return batch, size
-
-    def _commit(self, trajs: list[StoredTraj]) -> None:
-        first = self._next
-        if self.save_as == "segments":
-            buffers = formats.encode_segment(trajs, self._spaces, self.writer, first)
-        else:
-            buffers = [formats.encode_npz(trajs[0], self._spaces, self.writer, first, self.save_as == "npz-compressed")]
-        commit(self.directory, buffers, self._names(len(trajs), trajs[0].env_name))
 
     def _names(self, n: int, env_name: str) -> Iterator[str]:
         while True:

@@ -65,11 +65,12 @@ def test_an_empty_buffer_is_an_error_that_names_it_and_is_left_behind(tmp_path, 
     loader.close()
 
 
-def test_a_buffer_whose_last_file_is_damaged_or_deleted_is_empty(tmp_path):
+@pytest.mark.parametrize("sampling", ["uniform", "length"])
+def test_a_buffer_whose_last_file_is_damaged_or_deleted_is_empty(tmp_path, sampling):
     """Sampling draws again where a file is lost, but not for ever."""
     for harm in ("cut", "deleted"):
         put(tmp_path / "d" / "buffer", [1, 2], harm, action_space=FEW)
-        dataset = dataset_of(tmp_path)
+        dataset = dataset_of(tmp_path, sampling=sampling)
         [path] = (tmp_path / "d" / "buffer" / "fifo").iterdir()
         path.unlink() if harm == "deleted" else path.write_bytes(path.read_bytes()[:-1])
         with refused(RuntimeError, "is empty"):
