@@ -94,8 +94,6 @@ class RolloutBuffer:
             if x.rows != "1"
         }
         self._obs = [(name[len(OBS) :], a) for name, a in self._arrays.items() if name.startswith(OBS)]
-        self._actions, self._rews = self._arrays["actions"], self._arrays["rews"]
-        self._rew_rows, self._done_rows = self._rews[..., 0], self._arrays["dones"][..., 0]
 
     def attach(self, extras: Mapping[str, Array]) -> None:
         """Take the extra fields of the policy, at each step, from these arrays (B, ...)."""
@@ -116,10 +114,10 @@ class RolloutBuffer:
         """One transition of every row, with the observation after it: action (B, S), reward (B,), terminated (B,)."""
         if self.t == self.capacity:
             self._make_room()
-        t = self.t
-        self._actions[t], self._rew_rows[t], self._done_rows[t] = action, reward, terminated
+        t, arrays = self.t, self._arrays
+        arrays["actions"][t], arrays["rews"][t, :, 0], arrays["dones"][t, :, 0] = action, reward, terminated
         for name, array in self._from_policy:
-            self._arrays[name][t] = array
+            arrays[name][t] = array
         t += 1
         for key, ring in self._obs:
             ring[t] = obs[key]
@@ -180,7 +178,7 @@ class RolloutBuffer:
         rows = np.flatnonzero(t - self._start >= self._limit) if full else self.unfinished()[0]
         for row in rows.tolist():
             self.write(row, t, names[row])
-            self._prev[row] = (float(self._rews[t - 1, row, 0]), self._actions[t - 1, row].copy())
+            self._prev[row] = (float(self._arrays["rews"][t - 1, row, 0]), self._arrays["actions"][t - 1, row].copy())
             self.piece_time[row] += t - self._start[row]
             self._start[row], self._limit[row] = t, self._length()
         self._plan_cut()
@@ -192,12 +190,9 @@ class RolloutBuffer:
         start = int(self._start[row])
         if stop <= start:
             return
-        found: dict[str, Array] = {}
-        for x in self._fields:
-            if x.rows == "1":
-                found[x.name] = self._once[x.name][row : row + 1]
-            else:
-                found[x.name] = np.ascontiguousarray(self._arrays[x.name][start : stop + (x.rows == "T+1"), row])
+        found: dict[str, Array] = {name: array[row : row + 1] for name, array in self._once.items()}
+        for name, ring in self._arrays.items():
+            found[name] = np.ascontiguousarray(ring[start : stop + len(ring) - self.capacity, row])
         obs = {k: found.pop(OBS + k) for k, _ in self._obs}
         if last is not None:
             obs = {k: v.copy() for k, v in obs.items()}  # with one row, the array above is the ring itself
