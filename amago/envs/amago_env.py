@@ -353,7 +353,7 @@ class AMAGOEnv(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def _check_env(env: object, batched_envs: int) -> None:
-    if isinstance(env, AMAGOEnv) or isinstance(getattr(env, "amago_env", None), AMAGOEnv):
+    if any(isinstance(layer, AMAGOEnv) for layer in inner_env.layers(env)):
         raise TypeError(f"env is {type(env).__name__}, which is an AMAGOEnv already; wrap the Gymnasium environment once")
     for method in ("reset", "step"):
         if not callable(getattr(env, method, None)):

@@ -61,12 +61,21 @@ def check_env(make_env: Callable[[], Any], *, steps: int = 200, seed: int = 0, s
                 )
                 raise StopChecking
             made.append(second)
-            _compare_spaces(innermost(made[0], ""), innermost(second, ""), findings)
+            one, two = innermost(made[0], ""), innermost(second, "")
+            for space, a, b in (
+                ("observation_space", one.raw_observation_space, two.raw_observation_space),
+                ("action_space", one.action_spec.space, two.action_spec.space),
+            ):
+                if a != b:
+                    findings.add(
+                        f"{space} differs between two environments that make_env() made: {a} and {b}; all actors need the same"
+                    )
+                    raise StopChecking
             name = _attempt("env_name", findings, lambda: made[0].env_name)
             if not isinstance(name, str):
                 findings.add(f"env_name is {name!r}, but must be a str")
                 raise StopChecking
-            for wrapper in learning_wrappers(innermost(made[0], "").env.env):
+            for wrapper in learning_wrappers(one.env.env):
                 findings.add(
                     f"{wrapper} learns statistics in each environment by itself, and they are not saved with the policy: evaluations and "
                     "load_policy see other numbers than training. Leave it out (encoders normalise what they read, and critics their "
@@ -109,16 +118,6 @@ def _make(make_env: Callable[[], Any], findings: Findings) -> Env:
 
     base.inner_step = checked_step  # type: ignore[method-assign]
     return env
-
-
-def _compare_spaces(one: AMAGOEnv, two: AMAGOEnv, findings: Findings) -> None:
-    for name, a, b in (
-        ("observation_space", one.raw_observation_space, two.raw_observation_space),
-        ("action_space", one.action_spec.space, two.action_spec.space),
-    ):
-        if a != b:
-            findings.add(f"{name} differs between two environments that make_env() made: {a} and {b}; all actors need the same")
-            raise StopChecking
 
 
 def _attempt(doing: str, findings: Findings, call: Callable[..., Any], *args: object) -> Any:
@@ -213,11 +212,7 @@ def _difference(a: list[dict[str, Array]], b: list[dict[str, Array]]) -> str | N
 
 
 def _why_not_repeated(env: Env, difference: str, repeats_itself: bool) -> str:
-    """The fault of two environments, made and seeded alike, whose trials differ.
-
-    Args:
-        repeats_itself: whether a second trial of one of them was like its first.
-    """
+    """The fault of two environments, seeded alike, whose trials differ; ``repeats_itself``: those of one of them do not."""
     advice = "or pass seeded=False if the environment cannot repeat itself (runs with a seed then do not repeat either)"
     if "seed" not in reset_arguments(innermost(env, "").env.env):
         return (

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amago.config import bindings
-from amago.envs.amago_env import AMAGOWrapper, Step
-from amago.envs.inner_env import assignable
+from amago.envs.amago_env import Step, innermost
+from amago.envs.inner_env import assignable, forwarded
 from amago.envs.noise import HeldNoise, legal_probabilities, log_prob_of, made_legal, random_part, with_random_actions
 from amago.hindsight import Timestep
 from amago.registry import Registry
@@ -30,7 +30,7 @@ get_exploration_cls = EXPLORATION.find
 list_registered_explorations = EXPLORATION.names
 
 
-class ExplorationWrapper(AMAGOWrapper, gym.ActionWrapper[Any, Any, Any]):
+class ExplorationWrapper(gym.ActionWrapper[Any, Any, Any]):
     """Base class of exploration: subclass it and override `add_exploration_noise`.
 
     If an `amago.spaces.ActionMask` is bound, illegal choices after the noise are replaced by legal ones drawn uniformly, and
@@ -46,19 +46,28 @@ class ExplorationWrapper(AMAGOWrapper, gym.ActionWrapper[Any, Any, Any]):
         ValueError: the mask does not fit its spaces.
     """
 
+    __getattr__ = forwarded
+
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if vars(cls).keys() & {"add_exploration_noise", "action"} and "action_probabilities" not in vars(cls):
             cls.action_probabilities = ExplorationWrapper.action_probabilities  # type: ignore[method-assign]  # other noise
 
     def __init__(self, amago_env: gym.Env[Any, Any]):
+        self.amago_env = innermost(amago_env, f"{type(self).__name__} needs an AMAGOEnv, but got")
         super().__init__(amago_env)
+        self.action_spec, self.rl2_space = self.amago_env.action_spec, self.amago_env.rl2_space
+        self.batched_envs = self.amago_env.batched_envs
         self._mask_key = action_mask_key(self.amago_env.observation_space, self.action_spec)
         self._mask: Array | None = None  # of the next action, (B, ...)
         self._clips = any(part.kind == "continuous" for part in self.action_spec.parts)
         self.rng = np.random.default_rng()
         self.global_step = 0
         self._given: Array | None = None  # what `record_behaviour` was given
+
+    @assignable
+    def env_name(self) -> str:
+        return self.amago_env.env_name
 
     @assignable
     def local_step(self) -> NDArray[np.int64]:
@@ -140,8 +149,7 @@ class ExplorationWrapper(AMAGOWrapper, gym.ActionWrapper[Any, Any, Any]):
         """Called when new rollouts begin in the rows where ``opened`` (B,) is True; the default does nothing."""
 
     def exploration_metrics(self) -> dict[str, float]:
-        """Numbers about the present exploration, to be logged at the end of each collection phase as means over actors;
-        default: none."""
+        """Numbers to be logged at the end of each collection phase, as means over actors; default: none."""
         return {}
 
     def seed(self, seed: int | np.random.SeedSequence | None) -> None:

@@ -124,8 +124,7 @@ def _space_of_row(space: gym.Space[Any], rows: int) -> gym.Space[Any] | None:
 
 
 def reset_arguments(env: Any) -> set[str]:
-    """The arguments among "seed" and "options" that ``env.reset`` accepts: many environments for meta-learning accept
-    neither."""
+    """The arguments among "seed" and "options" that ``env.reset`` accepts: many environments accept neither."""
     both = {"seed", "options"}
     try:
         parameters = inspect.signature(env.reset).parameters

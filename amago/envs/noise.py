@@ -54,8 +54,7 @@ def legal_probabilities(spec: ActionSpec, probabilities: Array, mask: Array) -> 
 
 
 def with_random_actions(spec: ActionSpec, probabilities: Array, eps: Array) -> Array:
-    """The probabilities (B, A) after independent noise of strength eps (B,): a uniform choice, or a bit flipped, with
-    probability eps."""
+    """The probabilities (B, A) after a uniform choice, or a flip of each bit, with probability eps (B,)."""
     out = probabilities.copy()
     for part in spec.parts:
         out[:, part.vector] = _mixed(part.kind, probabilities[:, part.vector], eps[:, None])

@@ -108,8 +108,7 @@ def check_continuous_action(action: object, n: int) -> NDArray[np.float64]:
 
 
 def similar(word: str, known: Sequence[str], otherwise: Sequence[str] | None = None) -> str:
-    """Up to three elements of ``known`` that are spelled like ``word``, for messages; if none is, ``otherwise`` or all of
-    them."""
+    """Up to three elements of ``known`` that are spelled like ``word``, as text; if none is, ``otherwise`` or all."""
     near = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
     return ", ".join(near or (known if otherwise is None else otherwise))
 

@@ -25,11 +25,7 @@ _FIELDS = ((3, 8), (15, 3), (5, 3), (15, 0), (5, 0), (7, 6), (8, 1), (6, 2), (5,
 
 
 class OrderedSet(dict[Any, None]):
-    """A set that iterates in order of insertion.
-
-    Crafter keeps creatures in sets, whose order depends on memory addresses, so that its worlds are not reproducible from a
-    seed.
-    """
+    """A set that iterates in order of insertion, in which Crafter's worlds depend on their seed alone, not on memory addresses."""
 
     def add(self, element: object) -> None:
         self[element] = None
@@ -42,16 +38,7 @@ _CORNERS = list(itertools.product((-1, 0, 1, 2), repeat=3))
 
 
 def simplex_noise(xs: NDArray[np.float64], ys: NDArray[np.float64], z: float, simplex: OpenSimplex) -> NDArray[np.float64]:
-    """OpenSimplex noise at many points of a plane.
-
-    Args:
-        xs, ys: coordinates, (N,).
-        z: height of the plane.
-        simplex: the `opensimplex.OpenSimplex` that defines the noise.
-
-    Returns:
-        (N,), equal to ``simplex.noise3`` at each point up to rounding.
-    """
+    """OpenSimplex noise at N points (x, y) of the plane at height z: (N,), equal to ``simplex.noise3`` up to rounding."""
     perm, gradient_at = simplex._perm, simplex._perm_grad_index3
     gradients = require("opensimplex.constants", "crafter").GRADIENTS3.astype(np.float64)
     points = np.stack((xs, ys, np.full_like(xs, z)))
@@ -80,13 +67,8 @@ def _contributing(inside: NDArray[np.float64]) -> list[NDArray[np.bool_]]:
 
     A cell consists of an octahedron between two tetrahedra. In the octahedron all corners contribute; in a tetrahedron its own
     four and two more. The far tetrahedron is the mirror image of the near one. Crafter evaluates noise at simple fractions,
-    where several corners are often equally near, so ties must be broken as in opensimplex.
-
-    Args:
-        inside: positions within the cell, (3, N).
-
-    Returns:
-        a bool array (N,) for each corner.
+    where several corners are often equally near, so ties must be broken as in opensimplex. ``inside`` has the positions within
+    the cell, (3, N); the result is a bool array (N,) for each corner.
     """
     total = inside[0] + inside[1] + inside[2]
     middle, far = (total > 1) & (total < 2), total >= 2
@@ -112,8 +94,7 @@ def _contributing(inside: NDArray[np.float64]) -> list[NDArray[np.bool_]]:
 
 
 class _CachedNoise:
-    """A replacement of the `opensimplex.OpenSimplex` that Crafter evaluates cell by cell; all values are computed in
-    advance."""
+    """A replacement of the `opensimplex.OpenSimplex` that Crafter evaluates cell by cell, with all values computed in advance."""
 
     def __init__(self, simplex: OpenSimplex, area: tuple[int, int]) -> None:
         self._simplex = simplex
@@ -149,11 +130,7 @@ def generate_world(world: World, player: object) -> None:
 
 
 class FastLocalView:
-    """Draw the cells around the player, with the same result as `crafter.engine.LocalView`.
-
-    Args:
-        view: the `crafter.engine.LocalView` to replace; it still draws the effects of night and sleep.
-    """
+    """Draw the cells around the player as the `crafter.engine.LocalView` ``view`` does, which still draws night and sleep."""
 
     def __init__(self, view: LocalView) -> None:
         self._view, self._world, self._textures = view, view._world, view._textures

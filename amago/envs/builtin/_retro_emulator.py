@@ -71,8 +71,7 @@ class Emulator:
         return {}, self._look()
 
     def step(self, buttons: list[int], before: list[int], late: int, frames: int) -> tuple[dict[str, Any], Picture]:
-        """Hold the buttons ``before`` for ``late`` frames, then ``buttons``; stops after ``frames`` or at the end of the
-        level."""
+        """Hold ``before`` for ``late`` frames, then ``buttons``; stops after ``frames`` or at the end of the level."""
         env, reward, over, frame = self.env, 0.0, False, 0
         masks = [env.action_to_array(np.array(pressed, dtype=np.int8))[0] for pressed in (before, buttons)]
         while frame < frames and not over:  # like `RetroEnv.step`, without the images of intermediate frames

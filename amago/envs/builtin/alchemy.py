@@ -34,6 +34,7 @@ class Graph:
     Attributes:
         constraints: for each bit, the (other bit, value) pairs that are necessary for that bit to change.
         table: the effect of each potion on a stone at each corner.
+        bottlenecks: the number of constraints, 0 to 3.
     """
 
     constraints: tuple[tuple[tuple[int, int], ...], ...]
@@ -41,7 +42,6 @@ class Graph:
 
     @property
     def bottlenecks(self) -> int:
-        """The number of constraints, 0 to 3."""
         return sum(map(len, self.constraints))
 
 
@@ -59,7 +59,7 @@ def graphs() -> tuple[Graph, ...]:
             ]
         )
     made = (Graph(constraints, _table(constraints)) for constraints in itertools.product(*choices))
-    return tuple(graph for graph in made if len(_reachable(graph.table, 0)) == CORNERS)
+    return tuple(graph for graph in made if _is_connected(graph.table))
 
 
 def _table(constraints: tuple[tuple[tuple[int, int], ...], ...]) -> Table:
@@ -73,13 +73,11 @@ def _table(constraints: tuple[tuple[tuple[int, int], ...], ...]) -> Table:
     return tuple(rows)
 
 
-def _reachable(table: Table, start: int) -> set[int]:
-    seen, todo = {start}, [start]
-    while todo:
-        new = set(table[todo.pop()]) - seen
-        seen |= new
-        todo += new
-    return seen
+def _is_connected(table: Table) -> bool:
+    reached = {0}
+    for _ in range(CORNERS):
+        reached = reached.union(*(table[corner] for corner in reached))
+    return len(reached) == CORNERS
 
 
 @cache
@@ -90,8 +88,7 @@ def graphs_by_bottlenecks() -> tuple[tuple[int, ...], ...]:
 
 @cache
 def colour_meanings() -> tuple[tuple[int, ...], ...]:
-    """All 48 assignments of colours to potions: ``colour_meanings()[i][colour]`` is a potion; opposite colours change the same
-    bit."""
+    """All 48 assignments: ``colour_meanings()[i][colour]`` is a potion; opposite colours change the same bit."""
     out = []
     for bits in itertools.permutations(range(3)):
         for flips in itertools.product((0, 1), repeat=3):

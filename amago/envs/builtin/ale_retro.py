@@ -162,8 +162,7 @@ class AtariGame(gym.Env[Observation, Any]):
         self._console.loadROM(self._ale_py.roms.get_rom_path(_games()[self.game]))
 
     def _hold(self, action: object, strength: float) -> tuple[float, bool]:
-        """Hold an action for ``frame_skip`` frames or until the game is over; returns the reward and whether the game is
-        over."""
+        """Hold an action for ``frame_skip`` frames or until the game is over; returns the reward, and True if it is over."""
         console, reward, left, over = self._console, 0.0, self.frame_skip, False
         while left and not over:
             left -= 1

@@ -86,14 +86,8 @@ def _code(thing: WorldObj) -> int:
 
 @functools.cache
 def _spread(seen: int, clear: int) -> tuple[int, int]:
-    """Propagate visibility along a row of the view and into the next row, by MiniGrid's rule. Rows are bit masks.
-
-    Args:
-        seen: cells of this row that are visible from the previous row.
-        clear: transparent cells of this row.
-
-    Returns:
-        the visible cells of this row and of the next.
+    """The visible cells of a row of the view and of the next, by MiniGrid's rule, as bit masks: from the cells that are visible from
+    the previous row, and the transparent cells of this one.
     """
     ahead = 0
     for i in range(VIEW - 1):

@@ -258,7 +258,7 @@ class CrafterInstructions(gym.Env[Observation, np.int64]):
             creature = world._objects[there[x, y]]
             channel = self._kind.get(type(creature))
             if channel is not None:
-                out[x, y, channel + (getattr(creature, "ripe", False) is True)] = 1
+                out[x, y, channel + (isinstance(creature, self._objects.Plant) and creature.ripe)] = 1
         return out
 
     def render(self) -> Any:

@@ -108,8 +108,7 @@ def use_after(jax: ModuleType, ended: JaxArray, new: object, old: object) -> Any
 
 
 def _strongly_typed(jax: ModuleType, tree: object) -> Any:
-    """The tree without weakly typed leaves (those made from Python numbers), for which JAX would compile the step a second
-    time."""
+    """The tree without weakly typed leaves (of Python numbers), for which JAX would compile the step a second time."""
 
     def convert(leaf: JaxArray) -> Any:
         is_key = jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)

@@ -240,8 +240,9 @@ class MazeRunnerGymEnv(MazeRunner):
         self, maze_dim: int = 15, num_goals: int = 3, time_limit: int | None = None, randomized_action_space: bool = False
     ) -> None:
         super().__init__(maze_dim, num_goals, num_goals, time_limit, randomized_action_space)
-        names = {"obs": "observation", "goals": "goals", "achieved": "achieved"}
-        self.observation_space = gym.spaces.Dict({name: self.observation_space[own] for name, own in names.items()})
+        assert isinstance(self.observation_space, gym.spaces.Dict)
+        spaces = dict(self.observation_space.spaces)
+        self.observation_space = gym.spaces.Dict({"obs": spaces.pop("observation"), **spaces})
 
     def _observe(self) -> Observation:
         seen = super()._observe()

@@ -19,8 +19,7 @@ _DRAWN = 30  # columns of a picture: one of 10,000 cells would be of no use
 
 
 class _TMaze(gym.Env[Observation, np.int64]):
-    """The common maze: a corridor along x (y = 0) from ``x = oracle`` to the junction, whose two arms are at y = -1 and y =
-    1."""
+    """A corridor along x (y = 0) from ``x = oracle`` to the junction, whose two arms are at y = -1 and y = 1."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 8}
     goal_reward, distract_reward = 1.0, 0.0  # in the last step, in the goal's arm and in the other
@@ -82,8 +81,7 @@ class _TMaze(gym.Env[Observation, np.int64]):
         raise NotImplementedError
 
     def render(self) -> Any:
-        """The maze: A agent, G goal, S the cell that shows the goal, "." free cells. A picture has
-        the 30 columns around the agent at most."""
+        """A agent, G goal, S the cell that shows the goal, "." free cells; at most the 30 columns around the agent."""
         return common.render(self.render_mode, self._rows)
 
     def _rows(self) -> list[str]:

@@ -240,11 +240,8 @@ class RoomKeyDoor(gym.Env[Observation, np.int64]):
         self.horizon = self.meta_rollout_horizon
         self.randomize_actions = common.check_bool("randomize_actions", randomize_actions)
         self.render_mode = common.check_render_mode(render_mode, self.metadata["render_modes"])
-        self._fixed = {
-            "start_location": _check_location("start_location", start_location, self.size),
-            "key_location": _check_location("key_location", key_location, self.size),
-            "goal_location": _check_location("goal_location", goal_location, self.size),
-        }
+        cells = {"start_location": start_location, "key_location": key_location, "goal_location": goal_location}
+        self._fixed = {name: _check_location(name, cell, self.size) for name, cell in cells.items()}
         given = [cell for cell in self._fixed.values() if cell is not None]
         if len(set(given)) < len(given):
             raise ValueError(f"start_location, key_location and goal_location must differ, got {self._fixed}")
@@ -357,15 +354,12 @@ class RoomKeyDoor(gym.Env[Observation, np.int64]):
 
 def _check_location(name: str, value: Location, size: int) -> tuple[int, int] | None:
     """None for "random", else the cell."""
-    if isinstance(value, str):
-        if value == "random":
-            return None
-        raise ValueError(f'{name} must be "random" or a cell (x, y), got {value!r}')
+    if isinstance(value, str) and value == "random":
+        return None
     try:
-        x, y = value
-        cell = (common.check_int(name, x, 0), common.check_int(name, y, 0))
+        x, y = (common.check_int(name, part, 0) for part in value)
+        if max(x, y) < size:
+            return x, y
     except (TypeError, ValueError):
-        cell = (-1, -1)
-    if not (0 <= cell[0] < size and 0 <= cell[1] < size):
-        raise ValueError(f'{name} must be "random" or a cell (x, y) with both in 0..{size - 1}, got {value!r}')
-    return cell
+        pass
+    raise ValueError(f'{name} must be "random" or a cell (x, y) with both in 0..{size - 1}, got {value!r}')

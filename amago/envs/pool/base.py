@@ -72,8 +72,7 @@ class ActorPlan:
         return tuple((self.recorder or {}).get("extra_fields", ()))
 
     def actor_seeds(self, actor: int, generation: int) -> list[np.random.SeedSequence]:
-        """Seeds of an actor's first reset, its exploration and its recorder; they do not depend on the process that hosts
-        it."""
+        """Seeds of an actor's first reset, its exploration and its recorder, in whatever process it is."""
         return np.random.SeedSequence(self.entropy, spawn_key=(*self.spawn_key, actor, generation)).spawn(3)
 
     def process_seed(self) -> np.random.SeedSequence:

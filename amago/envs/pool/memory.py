@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -116,14 +117,14 @@ def shared_block(size: int) -> int:
     if available is not None and size > available:
         reason = f"only {available / 2**20:.1f} MiB are left on this machine or to this container"
         raise _too_little(size, "shared memory", reason)
-    if hasattr(os, "memfd_create"):
+    if sys.platform == "linux":
         fd = os.memfd_create("amago-actors", os.MFD_CLOEXEC)
     else:
         with tempfile.TemporaryFile() as file:
             fd = os.dup(file.fileno())
     try:
         os.ftruncate(fd, size)
-        if hasattr(os, "posix_fallocate"):
+        if sys.platform == "linux":
             os.posix_fallocate(fd, 0, size)
     except (OSError, OverflowError) as err:
         os.close(fd)
@@ -163,10 +164,7 @@ def available_memory(root: str | Path = "/") -> int | None:
 
 
 def _left_to_groups(top: Path, path: str, limit_file: str, usage_file: str, reclaimable: str) -> list[int]:
-    """Bytes left under each limit of the group at ``path`` below ``top`` and its ancestors.
-
-    ``reclaimable`` begins the line of ``memory.stat`` with the part of the usage that the kernel can take back.
-    """
+    """Bytes left under each limit of a group and its ancestors; ``reclaimable`` begins the line of what the kernel can take back."""
     left = []
     folder = top / path.strip("/")
     for group in (folder, *folder.parents):

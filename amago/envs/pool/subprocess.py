@@ -454,12 +454,11 @@ class AsyncPool(ActorPool):
 
 def usable_cores() -> int:
     """Processor cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def _context(name: str | None) -> BaseContext:
-    """The `multiprocessing` context of this name; the default is "forkserver", which imports this package once for all
-    workers."""
+    """The `multiprocessing` context of this name; "forkserver", the default, imports this package once for all workers."""
     if name is not None and name not in CONTEXTS:
         raise ValueError(f"mp_context is {name!r}, but must be one of {', '.join(map(repr, CONTEXTS))}, or None")
     context = mp.get_context(name or "forkserver")

@@ -272,8 +272,7 @@ class ActorSet:
             self._report_unsaved()
 
     def _report_unsaved(self) -> None:
-        """Write to shared arrays, for the learner in case this process dies, the number of trajectories that are in no file yet
-        and whether the disk is full."""
+        """Tell the learner, in case this process dies, how many trajectories are in no file yet, and whether the disk is full."""
         if self._buffers is not None and self._writer is not None:
             self._buffers.unsaved[self.plan.worker] = self._writer.pending
             self._buffers.no_space[self.plan.worker] = self._writer.disk_is_full

@@ -84,8 +84,7 @@ class _QuitRequested(BaseException):
 
 
 def dumps(value: object) -> bytes:
-    """Like ``cloudpickle.dumps``, with classes and functions of ``__main__`` by value. Those with ``@gin.configurable`` are
-    registered again where they are unpickled, so that bindings reach them there."""
+    """Like ``cloudpickle.dumps``, but configurables of ``__main__`` are registered with gin where they are unpickled."""
     with io.BytesIO() as file:
         _Pickler(file).dump(value)
         return file.getvalue()
@@ -132,8 +131,7 @@ def pack(plan: ActorPlan) -> Payload:
 
 @contextlib.contextmanager
 def main_module_hidden() -> Iterator[None]:
-    """Keep multiprocessing from running the user's script again in the child: `pack` sends the parts that are needed by
-    value."""
+    """Keep multiprocessing from running the user's script again in the child: `pack` sends what is needed by value."""
     main = sys.modules["__main__"].__dict__
     with _starting:  # two threads at once would save each other's hidden state
         saved: dict[str, Any] = {name: main[name] for name in ("__spec__", "__file__") if name in main}
@@ -156,8 +154,7 @@ def _try_pickle(what: str, value: object) -> None:
 
 
 def _gym_specs() -> list[bytes]:
-    """The environments in Gymnasium's registry that are not its own, each pickled by itself, except any that cannot be
-    pickled."""
+    """The environments in Gymnasium's registry that are not its own and can be pickled."""
     out = []
     for spec in list(gym.registry.values()):
         entry = spec.entry_point
@@ -172,8 +169,7 @@ def _gym_specs() -> list[bytes]:
 
 
 def unpack(payload: Payload) -> tuple[ActorPlan, list[config.Binding]]:
-    """The plan, after registering the environments and binding the parameters that it needs; and the bindings that were
-    skipped."""
+    """The plan, after registering the environments and binding the parameters that it needs; and the skipped bindings."""
     blob, bindings, specs = payload
     plan: ActorPlan = cloudpickle.loads(blob)
     skipped = config.import_bindings(bindings)
