@@ -44,7 +44,6 @@ def test_every_sequence_model_learns_in_every_action_space(tmp_path, make_env, t
     metrics = e.evaluate_test(make_env, timesteps=31)
     assert metrics["Number of Rollouts"] >= 2
     assert math.isfinite(metrics[TOTAL])
-    e.close()
 
 
 def _in_mode(env_mode):
@@ -77,7 +76,6 @@ def test_dark_attempts_and_maps_go_through(tmp_path):
     e = learned(tmp_path, lake, "transformer", val_interval=1, max_seq_len=8, val_timesteps_per_epoch=9)
     values = rows(e.run_dir, "val")[0]["values"]
     assert [k for k in values if "Attempt 1 Success" in k and "Lake" in k]
-    e.close()
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------------
@@ -206,7 +204,6 @@ def test_more_epochs_may_be_asked_for(tmp_path):
     e.epochs = 3
     e.learn()
     assert (e.epoch, e.updater.grad_steps) == (3, 6)
-    e.close()
 
 
 def test_a_failing_start_leaves_nothing_running(tmp_path):
@@ -243,14 +240,12 @@ def test_masks_can_hide_everything(tmp_path):
     assert e.actor_shapes == ((4, EPISODE, 2, 1), (4, EPISODE, 2, 1), torch.bool)
     assert e.critic_shapes == ((4, EPISODE, 4, 2, 1), (4, EPISODE, 4, 2, 1), torch.bool)
     assert e.updater.skipped == 0
-    e.close()
 
 
 def test_masks_can_choose_timesteps(tmp_path):
     e = learned(tmp_path, experiment_type=FirstStepOnly)
     loss = e.compute_loss(e.train_dloader.draw(0), log_step=False)
     assert float(loss["Critic Loss"].detach()) == pytest.approx(float(e.of_first_step))
-    e.close()
 
 
 # ---- fields --------------------------------------------------------------------------------------------------------------
@@ -272,7 +267,6 @@ def test_root_and_name_make_the_data_set(tmp_path):
     assert isinstance(e.dataset, DiskTrajDataset)
     assert (e.dataset.dset_max_size, e.dataset.dset_max_steps, e.dataset.dset_max_bytes) == (3, 50, 1e9)
     assert list((tmp_path / "data" / "mine" / "buffer" / "fifo").iterdir())
-    e.close()
 
 
 def test_a_list_gives_each_actor_its_own_environment(tmp_path):
@@ -285,7 +279,6 @@ def test_a_list_gives_each_actor_its_own_environment(tmp_path):
     assert e.x_axis_metrics() == {
         "Epoch": 1, "total_frames": 4 * EPISODE, "gradient_steps": 2, "total_frames-a": 12, "total_frames-b": 12,
     }  # fmt: skip
-    e.close()
 
 
 def actions_taken(e):
@@ -300,8 +293,6 @@ def test_without_exploration_the_policy_acts(tmp_path):
     shares = [np.bincount(actions_taken(e), minlength=4) / (40 * EPISODE) for e in (noisy, pure)]
     assert shares[0].max() < 0.4  # eps is nearly 1: uniform over four actions
     assert shares[1].max() > 0.5  # a fresh policy's mode hardly depends on what it sees
-    noisy.close()
-    pure.close()
 
 
 @pytest.mark.parametrize(("every", "forced"), [(None, 0), (1, 2), (2, 1)])
@@ -332,7 +323,6 @@ def test_learning_and_collecting_can_begin_later(tmp_path):
     )
     assert (e.env_steps, e.updater.grad_steps) == (24, 6)
     assert {r["epoch"] for r in rows(e.run_dir, "train")} == {0, 1, 2}
-    e.close()
 
 
 def test_a_run_that_trained_on_nothing_fails_and_may_go_on(tmp_path):
@@ -343,7 +333,6 @@ def test_a_run_that_trained_on_nothing_fails_and_may_go_on(tmp_path):
     e.epochs = 2
     e.learn()  # now one did
     assert e.updater.grad_steps == 2
-    e.close()
 
 
 def test_a_run_that_was_not_to_train_ends_well(tmp_path):
@@ -364,7 +353,6 @@ def test_the_buffer_can_be_deleted_and_filled_again(tmp_path):
     e.epochs = 2
     e.learn()
     assert len(e.dataset.store) == 4
-    e.close()
 
 
 # ---- evaluate_test and interact ------------------------------------------------------------------------------------------
@@ -392,14 +380,12 @@ def test_evaluation_does_not_touch_the_buffer_or_the_counters(tmp_path):
     e.dataset.on_end_of_collection()
     assert (e.env_steps, e.epoch, len(e.dataset.store)) == before[:3]
     assert not tiny.differing(before[3], tiny.weights(e))
-    e.close()
 
 
 def test_greedy_evaluation_repeats_itself(tmp_path):
     e = started(tmp_path, tiny.cartpole, sample_actions=False)
     a, b = (e.evaluate_test(tiny.cartpole, timesteps=31) for _ in range(2))
     assert a == b
-    e.close()
 
 
 def test_interact_takes_a_pool_of_ones_own(tmp_path):
@@ -465,7 +451,6 @@ def test_bfloat16(tmp_path):
         e = learned(tmp_path, traj="transformer", mixed_precision="bf16")
     assert e.updater.grad_steps == 2
     assert {p.dtype for p in e.policy.parameters()} == {torch.float32}
-    e.close()
 
 
 def test_closing_gives_back_the_files_of_the_buffer(tmp_path):

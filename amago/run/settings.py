@@ -179,7 +179,6 @@ class ExperimentSettings:
             decay at each update: 0.99 looks back about 100 updates (`amago.run.learner`). 0: it has the trained weights themselves.
         critic_loss_weight: weight of the critic's loss; the actor's is 1. None: the agent's (``Agent.critic_loss_weight``, 10).
         mixed_precision: "no", "bf16" or "fp16".
-        env_trial_steps: without effect, with a warning; accepted from older scripts.
     """
 
     builds_optimizer = True  # no field: a process that only collects needs none
@@ -265,12 +264,8 @@ class ExperimentSettings:
     actor_learning_rate: float | None = setting(None, check=optional(_RATE))
     critic_learning_rate: float | None = setting(None, check=optional(_RATE))
     ema_decay: float = setting(0.0, check=_DECAY, resume=_AVERAGE)
-    env_trial_steps: int | None = setting(None, check=optional(whole(0)), resume=IGNORE)
 
     def __post_init__(self) -> None:
-        if isinstance(self.env_trial_steps, int):
-            note = "env_trial_steps has no effect: amago.check_env(make_env) tries an environment"
-            warnings.warn(note, DeprecationWarning, stacklevel=3)
         if self.ckpt_base_dir is REQUIRED and self.dset_root is not None and self.dset_name is not None:
             self.ckpt_base_dir = os.path.join(self.dset_root, self.dset_name)
         self._started_in = os.getcwd()  # an environment may change the working directory

@@ -395,4 +395,3 @@ def test_best_weights_that_cannot_be_kept_do_not_end_the_run(tmp_path, monkeypat
     monkeypatch.setattr("amago.run.rundir.save_weights", full)
     assert not e.write_best_policy()
     assert "the weights of the best evaluation could not be kept: [Errno 28] No space left on device" in caplog.text
-    e.close()

@@ -28,24 +28,21 @@ def resumed(root, **fields):
     return started(root, **({"resume": "auto", "epochs": 2, "verbose": True, "ckpt_interval": 1} | fields))
 
 
-# another value of each field; None where a test below changes it
+# another value of each field, but for those that a test below changes
 OTHER = {
-    "run_name": None, "ckpt_base_dir": None, "dataset": None, "resume": None, "overwrite": None, "init_from": None, "dset_root": None,
-    "dset_name": None, "log_to_wandb": None, "seed": None, "epochs": None, "mixed_precision": "bf16", "max_seq_len": EPISODE - 1,
-    "tstep_encoder_type": None, "traj_encoder_type": None, "agent_type": None, "val_timesteps_per_epoch": 9,
-    "make_train_env": other_tmaze, "make_val_env": other_tmaze, "parallel_actors": 3, "env_mode": "async",
-    "async_env_mp_context": "fork", "exploration_wrapper_type": None, "sample_actions": False,
-    "force_reset_train_envs_every": 3, "wandb_project": "p", "wandb_entity": "e", "wandb_group_name": "g", "verbose": False,
-    "log_interval": 7, "traj_save_len": 50, "has_dset_edit_rights": False, "stagger_traj_file_lengths": False,
-    "save_trajs_as": "npz-compressed", "padded_sampling": "both", "dloader_workers": 1, "start_learning_at_epoch": 1,
-    "start_collecting_at_epoch": 1, "train_timesteps_per_epoch": 6, "train_batches_per_epoch": 3, "val_interval": 5,
-    "ckpt_interval": 2, "always_save_latest": True, "always_load_latest": True, "batch_size": 3, "batches_per_update": 2,
-    "learning_rate": 0.5, "critic_loss_weight": 2.0, "lr_warmup_steps": 9, "grad_clip": 0.5, "l2_coeff": 0.25,
-    "sample_actions_train": False, "sample_actions_val": False, "lr_cooldown": 0.5, "log_to_tensorboard": True, "env_workers": 1, "env_step_timeout": 5.0,
-    "max_env_restarts": 3, "keep_training_states": 4, "dset_max_size": None, "extra_fields": None, "cut_short_trajectories": True,
-    "dset_max_steps": None, "dset_max_bytes": None, "val_episodes": 2, "share_buffer": True,
-    "actor_learning_rate": 0.5, "critic_learning_rate": 0.5, "ema_decay": 0.5,
-    "progress": "plain", "callbacks": [amago.Callback()],
+    "mixed_precision": "bf16", "max_seq_len": EPISODE - 1,     "val_timesteps_per_epoch": 9,     "make_train_env": other_tmaze,
+    "make_val_env": other_tmaze, "parallel_actors": 3, "env_mode": "async",     "async_env_mp_context": "fork",
+    "sample_actions": False,     "force_reset_train_envs_every": 3, "wandb_project": "p", "wandb_entity": "e",
+    "wandb_group_name": "g", "verbose": False,     "log_interval": 7, "traj_save_len": 50, "has_dset_edit_rights": False,
+    "stagger_traj_file_lengths": False,     "save_trajs_as": "npz-compressed", "padded_sampling": "both", "dloader_workers": 1,
+    "start_learning_at_epoch": 1,     "start_collecting_at_epoch": 1, "train_timesteps_per_epoch": 6,
+    "train_batches_per_epoch": 3, "val_interval": 5,     "ckpt_interval": 2, "always_save_latest": True,
+    "always_load_latest": True, "batch_size": 3, "batches_per_update": 2,     "learning_rate": 0.5, "critic_loss_weight": 2.0,
+    "lr_warmup_steps": 9, "grad_clip": 0.5, "l2_coeff": 0.25,     "sample_actions_train": False, "sample_actions_val": False,
+    "lr_cooldown": 0.5, "log_to_tensorboard": True, "env_workers": 1, "env_step_timeout": 5.0,     "max_env_restarts": 3,
+    "keep_training_states": 4, "cut_short_trajectories": True,     "val_episodes": 2,
+    "share_buffer": True,     "actor_learning_rate": 0.5, "critic_learning_rate": 0.5,
+    "ema_decay": 0.5,     "progress": "plain", "callbacks": [amago.Callback()],
 }  # fmt: skip
 
 
@@ -67,15 +64,14 @@ def state(tmp_path_factory):
 
 def test_fields_that_differ_are_applied_and_named(state, capsys):
     """All at once; a group of processes, a precision and an interval with which nothing would be saved apart."""
-    changed = {k: v for k, v in OTHER.items() if v is not None}
     apart = {"env_mode", "mixed_precision", "ckpt_interval", "max_seq_len", "progress", "verbose", "batches_per_update"}
-    for group in (changed.keys() - apart, apart):
-        e = resumed(state, **{k: changed[k] for k in group} | {"verbose": True, "progress": "rich", "ckpt_interval": None})
+    for group in (OTHER.keys() - apart, apart):
+        e = resumed(state, **{k: OTHER[k] for k in group} | {"verbose": True, "progress": "rich", "ckpt_interval": None})
         named = {line.split()[0] for line in capsys.readouterr().out.splitlines() if " -> " in line}
         assert group - SILENT <= named | {"verbose", "progress", "ckpt_interval"}
         assert not named & SILENT
         assert e.epoch == 1
-        assert all(getattr(e, k) == changed[k] for k in group - {"verbose", "progress", "ckpt_interval"})
+        assert all(getattr(e, k) == OTHER[k] for k in group - {"verbose", "progress", "ckpt_interval"})
         e.close()
 
 
@@ -99,7 +95,6 @@ def test_the_optimizer_takes_the_new_rates_and_keeps_its_moments(tmp_path, capsy
     e = resumed(tmp_path, epochs=5, learning_rate=1e-4, lr_warmup_steps=16)
     assert e.lr_schedule.last_epoch == 8
     assert e.optimizer.param_groups[0]["lr"] == pytest.approx(1e-4 * 9 / 16), "the ninth of sixteen steps of warm-up"
-    e.close()
 
 
 def test_nothing_is_said_where_nothing_differs(tmp_path, capsys):
@@ -175,7 +170,6 @@ def test_a_mixture_added_on_resume_is_said_and_keeps_what_there_was(tmp_path, ca
     e = resumed(tmp_path, epochs=3)  # and taken away again
     assert "MixtureOfDatasets -> amago.loading.disk.DiskTrajDataset" in capsys.readouterr().out
     e.learn()
-    e.close()
 
 
 def test_another_number_of_actors_keeps_the_schedules(tmp_path, capsys):
@@ -190,7 +184,6 @@ def test_another_number_of_actors_keeps_the_schedules(tmp_path, capsys):
     streams = {str(s["exploration"]["rng"]) for s in states.values()}
     assert len(streams) == actors, "each has random numbers of its own"
     e.learn()
-    e.close()
 
 
 def test_exploration_of_another_class_begins_anew(tmp_path, capsys):
@@ -199,7 +192,6 @@ def test_exploration_of_another_class_begins_anew(tmp_path, capsys):
     e = resumed(tmp_path, exploration_wrapper_type=BilevelEpsilonGreedy)
     assert names(capsys.readouterr().out, "exploration_wrapper_type", "begin anew")
     assert {s["exploration"]["global_step"] for s in e.actors.train.pool.state_dict()["actors"].values()} == {0}
-    e.close()
 
 
 def test_another_seed_is_applied(tmp_path, capsys):
@@ -232,4 +224,3 @@ def test_a_state_of_another_number_of_processes(tmp_path, capsys):
     assert e.env_steps == frames
     e.learn()
     assert e.epoch == 2
-    e.close()

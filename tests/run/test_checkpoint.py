@@ -81,7 +81,6 @@ def test_twelve_updates_equal_six_and_six_more(tmp_path, fields):
     second.learn()
     assert_same(expected, everything(second))
     assert whole.updater.grad_steps == 12 // fields.get("batches_per_update", 1)
-    second.close()
 
 
 def test_loading_brings_everything_back_also_in_a_process_without_a_seed(tmp_path):
@@ -98,7 +97,6 @@ def test_loading_brings_everything_back_also_in_a_process_without_a_seed(tmp_pat
     e.close()
     other = offline(tmp_path, 1, seed=None, resume=0)
     assert_same(before, everything(other))
-    other.close()
 
 
 # ---- resume --------------------------------------------------------------------------------------------------------------
@@ -114,7 +112,6 @@ def test_an_epoch_that_is_not_there(tmp_path):
         e.load_checkpoint(5)
     with refused(CheckpointError, str(e.ckpt_dir / "policy_weights" / "policy_epoch_5.pt")):
         e.load_checkpoint(5, resume_training_state=False)
-    e.close()
 
 
 def test_a_renamed_run_goes_on(tmp_path):
@@ -170,7 +167,6 @@ def test_the_newest_is_the_one_saved_last_whatever_its_epoch(tmp_path):
     again.close()
     auto = started(tmp_path, resume="auto")
     assert auto.epoch == 3
-    auto.close()
 
 
 def test_what_is_damaged_does_not_drive_out_what_is_not(tmp_path):
@@ -234,7 +230,6 @@ def test_old_training_states_are_pruned(tmp_path):
     states = e.ckpt_dir / "training_states"
     assert sorted(p.name for p in states.iterdir()) == ["run_epoch_11", "run_epoch_9"], "every third, and the last"
     assert len(list((e.ckpt_dir / "policy_weights").iterdir())) == 5
-    e.close()
 
 
 # ---- weights alone -------------------------------------------------------------------------------------------------------
@@ -251,7 +246,6 @@ def test_weights_alone_leave_the_rest(tmp_path):
     state = e.ckpt_dir / "training_states" / "run_epoch_0" / "model.safetensors"
     fresh.load_checkpoint_from_path(str(state), is_accelerate_state=False)
     assert not tiny.differing(tiny.weights(fresh), tiny.weights(e))
-    fresh.close()
 
 
 @pytest.mark.parametrize("content", [torch.ones(3), [torch.ones(3)], {"a": 1}], ids=["tensor", "list", "number"])
@@ -283,7 +277,6 @@ def test_exploration_schedules_go_on(tmp_path, env_mode):
     assert saved_actors(again, epoch=0) == saved
     again.learn()
     assert saved_actors(again, epoch=1)["1"]["exploration"]["global_step"] == 4 * EPISODE
-    again.close()
 
 
 def test_environment_steps_go_on(tmp_path, capsys):
@@ -296,7 +289,6 @@ def test_environment_steps_go_on(tmp_path, capsys):
     assert [r["epoch"] for r in found if r["section"] == "rollout"] == [0, 1, 2]
     times = [r["wall_time"] for r in found]
     assert times == sorted(times)
-    e.close()
 
 
 def test_a_resumed_run_meets_new_episodes(tmp_path):
@@ -363,8 +355,6 @@ def test_a_collector_refuses_to_go_back(tmp_path, caplog):
     actor.read_latest_policy()
     assert actor.checkpoints.version == 3
     assert len(caplog.records) == 3
-    learner.close()
-    actor.close()
 
 
 def test_weights_of_old_files_and_of_others_are_read_and_ours_are_checked(tmp_path):
@@ -407,5 +397,3 @@ def test_one_process_collects_and_another_learns(tmp_path, exploration):
     learner.learn()
     assert len(learner.dataset.store) == 8
     assert not list((learner.ckpt_dir / "training_states").iterdir())
-    collector.close()
-    learner.close()

@@ -9,12 +9,6 @@ from amago.loading import DiskTrajDataset, MixtureOfDatasets
 from amago.run.checkpoint import CheckpointError
 
 
-@pytest.fixture(autouse=True)
-def _close():
-    yield
-    tiny.close_all()
-
-
 def collect(root, epochs=1, **fields):
     e = switch_async_mode(tiny.experiment(root, epochs=epochs, seed=None, **fields), "collect")
     e.epochs = epochs
@@ -94,4 +88,3 @@ def test_environments_may_be_deleted_and_are_started_again_when_they_are_needed(
     e.collect_new_training_data()
     e.evaluate_val()
     assert e.train_envs is not before
-    e.close()

@@ -34,7 +34,6 @@ def test_a_run_a_training_state_or_a_file(tmp_path, teacher, path):
     e.learn()
     assert tiny.differing(weights, tiny.weights(e))
     assert tiny.rows(e.run_dir, "train")[-1]["values"]["Learning Rate"] == pytest.approx(0.000625), "a warm-up of its own"
-    e.close()
 
 
 def test_a_run_that_resumes_keeps_its_own_weights(tmp_path, teacher):
@@ -47,7 +46,6 @@ def test_a_run_that_resumes_keeps_its_own_weights(tmp_path, teacher):
     e = started(tmp_path, epochs=2, **fields)
     assert e.epoch == 1
     assert not tiny.differing(own, tiny.weights(e))
-    e.close()
 
 
 def test_weights_that_do_not_fit_are_refused_by_name(tmp_path, teacher):
@@ -79,7 +77,6 @@ def test_the_weights_may_not_be_what_is_overwritten(tmp_path):
         started(tmp_path, init_from=e.run_dir, overwrite=True)
     again = started(tmp_path, init_from=e.ckpt_dir / "policy_weights" / "policy_epoch_0.pt")  # go on in the same directory
     assert not tiny.differing(tiny.weights(e), tiny.weights(again))
-    again.close()
 
 
 def test_offline_to_online(tmp_path):
@@ -98,4 +95,3 @@ def test_offline_to_online(tmp_path):
     online.learn()
     assert online.env_steps == 24
     assert np.isfinite(tiny.rows(online.run_dir, "train")[-1]["values"]["Critic Loss"])
-    online.close()

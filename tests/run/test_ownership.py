@@ -215,9 +215,7 @@ def test_disks_without_locks_are_mentioned(tmp_path, monkeypatch, caplog):
 
 
 def test_evaluation_alone_needs_no_lock(tmp_path):
-    first = learned(tmp_path, always_save_latest=True)
+    learned(tmp_path, always_save_latest=True)
     e = started(tmp_path, train_timesteps_per_epoch=0, train_batches_per_epoch=0, val_interval=1)
     e.read_latest_policy()
     assert e.evaluate_test(tiny.tmaze, timesteps=EPISODE + 1)
-    e.close()
-    first.close()

@@ -55,7 +55,6 @@ def test_a_bar_for_each_phase_in_a_terminal(tmp_path, capsys, monkeypatch):
     before = len(sys.stderr.getvalue())
     e.evaluate_test(tiny.tmaze, timesteps=7)
     assert "test" in sys.stderr.getvalue()[before:]
-    e.close()
 
 
 def test_evaluations_by_themselves_are_printed(tmp_path, capsys):

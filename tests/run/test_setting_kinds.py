@@ -81,7 +81,6 @@ def test_numbers_of_other_libraries_are_saved_and_loaded_again(tmp_path, kind, c
     named = [line.split()[0] for line in itertools.takewhile(lambda line: line.startswith("  "), differing)]
     assert named == ["epochs"], "nothing else differs from the training state"
     assert e.epoch == 1
-    e.close()
 
 
 def test_paths_may_be_paths(tmp_path):
