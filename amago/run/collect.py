@@ -44,13 +44,7 @@ class Spaces(NamedTuple):
 
 
 class RunActors:
-    """The actors of a run. The pools "train" and "val" are started when first needed.
-
-    Args:
-        save_trajs_to: directory for the trajectories of training; None saves none.
-        seed: of all actors. Each pool has a separate random stream.
-        device: of the policy.
-        autocast: makes the context of mixed precision.
+    """The actors of a run. The pools "train" and "val" are started when first needed; each has a separate random stream.
 
     Attributes:
         pools: the rollouts in the pools that were started, by "train" or "val".
@@ -116,11 +110,8 @@ class RunActors:
         return self._envs[kind]
 
     def use(self, kind: Literal["train", "val"], envs: object) -> None:
-        """Act in environments that were made elsewhere; they are closed with the others.
-
-        Args:
-            envs: a pool of actors, a `PoolEnv`, or a vector environment of `SequenceWrapper`.
-        """
+        """Act in environments that were made elsewhere: a pool of actors, a `PoolEnv`, or a vector environment of `SequenceWrapper`. They
+        are closed with the others."""
         self._envs[kind] = envs
         self._spaces = self._spaces if kind in self.pools else None
         before = self.pools.pop(kind, None)
@@ -175,13 +166,7 @@ class RunActors:
         return self.pools["val"]
 
     def start(self, kind: Kind, makers: EnvMakers, save_trajs_to: str | None = None, env_mode: str | None = None) -> Rollout:
-        """Start a pool of actors, not yet reset. The caller closes it.
-
-        Args:
-            kind: "train" has the run's exploration.
-            makers: as ``make_train_env`` of `ExperimentSettings`.
-            save_trajs_to: directory for trajectories; None saves none.
-            env_mode: instead of `mode`.
+        """Start a pool of actors, not yet reset, which the caller closes; "train" explores. ``env_mode`` replaces `mode`.
 
         Raises:
             SettingsError: environments for evaluation have other spaces than the agent, or ``save_trajs_to`` cannot be written to.

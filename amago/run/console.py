@@ -22,14 +22,7 @@ _DOING = {COLLECT: "collecting", TRAIN: "training", EVALUATE: "evaluating"}
 
 
 class Phase:
-    """Some work in progress, made by `Console.phase`.
-
-    Args:
-        bar: counts the units in a terminal.
-
-    Attributes:
-        done: units done so far.
-    """
+    """Some work in progress, made by `Console.phase`."""
 
     def __init__(self, bar: tqdm[Any]):
         self._bar, self.done, self._began = bar, 0, time.monotonic()
@@ -167,15 +160,8 @@ LARGE = 1_500_000  # parameters, from which an update on a CPU takes tenths of a
 def summary(
     settings: ExperimentSettings, policy: BaseAgent, env_summary: str, exploration: str, processes: int, epoch: int, seed: int
 ) -> str:
-    """The most important settings of a run, in two columns. A run that never collects has data in place of exploration.
-
-    Args:
-        env_summary: describes the environments.
-        exploration: describes it.
-        processes: that train together.
-        epoch: the first to run.
-        seed: of the run.
-    """
+    """The most important settings of a run, in two columns: with descriptions of its environments and its exploration (or data, if it never
+    collects), the number of processes that train together, and the first epoch to run."""
     s, parameters = settings, policy.trainable_params
     count, device = sum(p.numel() for p in parameters), next((p.device for p in parameters), "cpu")
     rows = {

@@ -111,15 +111,8 @@ def warn_if_nothing_saved(s: ExperimentSettings, dataset: RLDataset, epoch: int,
 
 
 def check_trained(s: ExperimentSettings, dataset: RLDataset, skipped: int, restarts: int) -> None:
-    """Refuse to end, as if all were well, a run without updates that was to train, unless the dataset never has any data.
-
-    Args:
-        skipped: updates that were skipped because the loss or its gradient was not finite.
-        restarts: environments that were replaced.
-
-    Raises:
-        NothingTrainedError: names the reason.
-    """
+    """Refuse to end, as if all were well, a run without updates that was to train, unless the dataset never has any data: a
+    `NothingTrainedError` names the reason, from the updates that were skipped and the environments that were replaced."""
     if not s.learns or not dataset.can_become_ready:
         return
     if skipped:

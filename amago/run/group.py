@@ -57,15 +57,8 @@ def _leave() -> None:
 
 
 class Ranks:
-    """The processes that train together. In a run of one process nothing here communicates.
-
-    Args:
-        accelerator: of this rank; None: one process.
-
-    Attributes:
-        count: how many.
-        index: of this one, from 0. Rank 0 writes the log and the checkpoints.
-    """
+    """The processes that train together: their ``count``, and the ``index`` of this one, of which 0 writes the log and the checkpoints. In a
+    run of one process nothing here communicates."""
 
     def __init__(self, accelerator: Accelerator | None = None) -> None:
         self.count = 1 if accelerator is None else accelerator.num_processes
@@ -83,11 +76,8 @@ class Ranks:
         return self.gather([item])[0]
 
     def largest(self, number: int, while_waiting: Callable[[], object] | None = None) -> int:
-        """The largest number of all ranks, or `RankLostError` where one has ended. Signals are handled meanwhile.
-
-        Args:
-            while_waiting: called now and then until all ranks are here.
-        """
+        """The largest number of all ranks, or `RankLostError` where one has ended. Until all are here, signals are handled, and
+        ``while_waiting`` is called now and then."""
         if self.count == 1:
             return number
         value, wait = torch.tensor([number]), 5e-5
@@ -140,9 +130,6 @@ class Signals:
     A signal to one of several ranks reaches the others when all `decide` together, and between two such calls by a key in the store
     through which the processes found each other, for which `pending` looks.
 
-    Args:
-        ranks: that stop together; None: this process alone.
-
     Attributes:
         requested: number of the first signal that this process knows; None before.
     """
@@ -184,9 +171,8 @@ class Signals:
             now = time.monotonic()
             if self.requested is None and now >= self._next_look:
                 self._next_look = now + _BETWEEN_LOOKS
-                with contextlib.suppress(
-                    RuntimeError
-                ):  # the process with the store has ended: the next call of all ranks reports it
+                # an error where the process with the store has ended, which the next call of all ranks reports
+                with contextlib.suppress(RuntimeError):
                     if self._store.check([self._key]):
                         self.requested, self._published = int(self._store.get(self._key)), True
             self._publish()

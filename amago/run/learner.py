@@ -56,11 +56,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, updates: int) -> None:
-        """Include the present weights.
-
-        Args:
-            updates: number of updates that led to them, from 1.
-        """
+        """Include the present weights, to which so many updates have led, from 1."""
         self._divide()
         decay = min(self.decay, (1 + updates) / (10 + updates))
         torch._foreach_lerp_(self._mean, list(self._parameters.values()), 1.0 - decay)
@@ -190,11 +186,7 @@ class Learner:
         self.policy_aclr, self.policy = wrapped, extract_model_from_parallel(wrapped)
 
     def build(self, spaces: Spaces, make_optimizer: Callable[[BaseAgent], Optimizer] | None) -> None:
-        """Build the agent, its optimizer and schedule.
-
-        Args:
-            spaces: that the agent is for.
-            make_optimizer: of the agent; None: this process never trains, and has none.
+        """Build the agent, its optimizer and schedule (neither if ``make_optimizer`` is None: this process never trains).
 
         Raises:
             SettingsError: learning rates of parts are set, and the optimizer was not built from `param_groups`.

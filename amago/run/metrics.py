@@ -26,24 +26,12 @@ MAX_WAITING_BYTES = 64 << 20
 
 
 class Logger(Callback):
-    """Base of the loggers of a run. It passes no experiment to them.
+    """Base of the loggers of a run, which passes no experiment to them."""
 
-    Attributes:
-        resumed: the next row goes on from a training state.
-    """
-
-    resumed = False
+    resumed = False  # True where the next row goes on from a training state
 
     def log_video(self, tag: str, path: Path, pictures: Sequence[Any], fps: float, env_steps: int) -> None:
-        """Show a film.
-
-        Args:
-            tag: its name.
-            path: the file.
-            pictures: its content (`amago.run.video.as_frames`).
-            fps: pictures a second.
-            env_steps: where the run is.
-        """
+        """Show a film, under a name: the file, and its pictures (`amago.run.video.as_frames`), so many a second."""
 
 
 class JsonlLogger(Logger):
@@ -51,9 +39,6 @@ class JsonlLogger(Logger):
 
     Lines are appended without buffering, so that a killed run loses at most the line being written. If the disk is full, rows wait in
     memory. A value that is not finite is written as null.
-
-    Args:
-        path: of the file, which a run calls ``metrics.jsonl``.
     """
 
     def __init__(self, path: Path):
@@ -93,16 +78,9 @@ class JsonlLogger(Logger):
 
 
 class TensorBoardLogger(Logger):
-    """Writes event files, with the environment steps as the axis.
+    """Writes event files, with the environment steps as the axis, and a table of hyperparameters if it is given ``settings``.
 
     After a resume from an earlier epoch, curves go on there: the steps after it are removed from them (``purge_step``).
-
-    Args:
-        directory: of the event files.
-        settings: of the run, for the table of hyperparameters; None: no table.
-
-    Raises:
-        ImportError: TensorBoard is not installed; names the extra.
     """
 
     def __init__(self, directory: Path, settings: Mapping[str, bool | int | float | str] | None = None):
@@ -146,17 +124,10 @@ class TensorBoardLogger(Logger):
 
 
 class WandbLogger(Logger):
-    """Logs to Weights & Biases.
+    """Logs to Weights & Biases, with ``config``, settings by name, as its table.
 
     A run has the same id for ever, so that a process that resumes it goes on with its curves. Processes that only collect are
     separate runs.
-
-    Args:
-        settings: of the run.
-        config: settings by name, for its table.
-
-    Raises:
-        ImportError: Weights & Biases is not installed; names the extra.
     """
 
     def __init__(self, settings: ExperimentSettings, config: Mapping[str, Any]):

@@ -20,14 +20,8 @@ Params = list[nn.Parameter] | list[dict[str, Any]]
 
 
 def param_groups(agent: BaseAgent, settings: ExperimentSettings) -> Params:
-    """The trained parameters of an agent, as an optimizer of torch takes them.
-
-    Args:
-        settings: of the run, with the learning rates and ``l2_coeff``.
-
-    Returns:
-        a list of parameters where all are treated alike; otherwise a list of groups, each with ``params``, ``lr``, ``weight_decay`` and a
-        ``name``, the one with ``learning_rate`` first.
+    """The trained parameters of an agent, as an optimizer of torch takes them: a list of parameters where all are treated alike; otherwise
+    a list of groups, each with ``params``, ``lr``, ``weight_decay`` and a ``name``, the one with ``learning_rate`` first.
 
     Raises:
         SettingsError: a rate is set for a part that the agent does not have.
