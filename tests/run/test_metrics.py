@@ -76,31 +76,17 @@ def test_losses_are_averaged_between_rows(tmp_path):
     assert [r["values"]["Critic Loss"] for r in train] == pytest.approx([np.mean(losses[:4]), np.mean(losses[4:])], rel=1e-5)
 
 
-def test_tensorboard(tmp_path):
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=DeprecationWarning)
-        e = learned(tmp_path, log_to_tensorboard=True, val_interval=1)
-        e.close()
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-        events = EventAccumulator(str(e.run_dir / "tensorboard"))
-        events.Reload()
-    tags = events.Tags()["scalars"]
-    assert {"train/Critic Loss", "val/Number of Rollouts", "rollout/Number of Rollouts"} <= set(tags)
-    assert {"rollout/Average Rollout Length", "val/Average Rollout Length", "rollout/Epsilon"} <= set(tags)
-    assert {"rollout/Steps per Second", "train/Updates per Second"} <= set(tags)
-    (point,) = events.Scalars("rollout/Number of Rollouts")
-    assert (point.step, point.value) == (4 * EPISODE, 4.0)
-
-
-def test_curves_go_on_over_a_resume(tmp_path):
-    """Those of TensorBoard lose what was abandoned, and nothing else."""
+def test_curves_of_tensorboard_go_on_over_a_resume(tmp_path):
+    """They lose what was abandoned, and nothing else."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+    def events():
+        found = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+        found.Reload()
+        return found
+
     def steps(tag):
-        events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
-        events.Reload()
-        return [point.step for point in events.Scalars(tag)]
+        return [point.step for point in events().Scalars(tag)]
 
     fields = {"log_to_tensorboard": True, "val_interval": 1, "ckpt_interval": 1}
     with warnings.catch_warnings():
@@ -108,20 +94,28 @@ def test_curves_go_on_over_a_resume(tmp_path):
         learned(tmp_path, epochs=4, **fields).close()
         epoch = 4 * EPISODE
         assert steps("val/Number of Rollouts") == [0, epoch, 2 * epoch, 3 * epoch]
+        tags = {"train/Critic Loss", "rollout/Epsilon", "rollout/Steps per Second", "train/Updates per Second"}
+        assert {*tags, "rollout/Average Rollout Length", "val/Average Rollout Length"} <= set(events().Tags()["scalars"])
+        first = events().Scalars("rollout/Number of Rollouts")[0]
+        assert (first.step, first.value) == (epoch, 4.0)
         for resume, epochs in ((2, 5), ("auto", 6)):
             learned(tmp_path, epochs=epochs, resume=resume, **fields).close()
             assert steps("val/Number of Rollouts") == [i * epoch for i in range(epochs)]
-            assert (
-                steps("rollout/Number of Rollouts")
-                == steps("buffer/trajectories_fifo")
-                == [(i + 1) * epoch for i in range(epochs)]
-            )
+            ends = [(i + 1) * epoch for i in range(epochs)]
+            assert steps("rollout/Number of Rollouts") == steps("buffer/trajectories_fifo") == ends
 
 
 SCRIPT = """
 import sys, tiny
-e = tiny.learned(sys.argv[1], log_to_wandb=True, val_interval=1, wandb_project="p", wandb_group_name="g")
+from pathlib import Path
+import numpy as np
+from amago.run import video
+root = Path(sys.argv[1])
+e = tiny.learned(root, log_to_wandb=True, val_interval=1, wandb_project="p", wandb_group_name="g")
 e.close()
+(root / "demo").mkdir()
+path = video.write_video([np.full((8, 8, 3), i, np.uint8) for i in (0, 255)], root / "demo" / "a.gif", 4)
+video.log_to_wandb(root / "demo", "eval/video", path)
 """
 
 
@@ -139,6 +133,11 @@ def test_weights_and_biases_offline(tmp_path):
     content = log.read_bytes()
     names = "Critic Loss", "val/Number of Rollouts", "rollout/Steps per Second", "total_frames-TMaze", "amago.agent.Agent.tau"
     assert all(name.encode() in content for name in names)
+    film = tmp_path / "demo"
+    (kept,) = (film / "wandb").glob("offline-run-*/files/media/videos/eval/*.gif")
+    assert kept.read_bytes() == (film / "a.gif").read_bytes()
+    (log,) = (film / "wandb").glob("offline-run-*/*.wandb")
+    assert b"demo-eval" in log.read_bytes()
 
 
 @pytest.mark.parametrize(("field", "module", "extra"), [("log_to_tensorboard", "torch.utils.tensorboard", "tensorboard"), ("log_to_wandb", "wandb", "wandb")])  # fmt: skip
