@@ -27,12 +27,11 @@ from amago.loading.offline.original import OriginalDataset, action_width, files_
 from amago.spaces.actions import ActionSpec
 from amago.store import StoreError, StoreView, TrajectoryStore
 from amago.store import index as store_index
-from amago.store.store import FIFO, PARTITIONS, PROTECTED
+from amago.store.store import PARTITIONS, PROTECTED
 
 _KINDS = {".hdf5": "d4rl", ".h5": "d4rl", ".npz": "npz", ".traj": "original"}
 _UNUSED = {
-    "minari": ("env", "action_space", "max_episode_steps"), "d4rl": ("obs_keys",), "npz": ("obs_keys", "max_episode_steps"),
-    "original": ("obs_keys", "max_episode_steps"),
+    "minari": ("env", "action_space", "max_episode_steps"), "d4rl": (), "npz": ("max_episode_steps",), "original": ("max_episode_steps",),
 }  # fmt: skip
 """For each format, the options of ``import`` that do not apply to it."""
 _MANY = 20_000  # trajectories that `info` reads at most
@@ -69,10 +68,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         command("import", summary, "D4RL/pointmaze/umaze-v2 runs/demo", source, "run directory; created if it does not exist")
     )
     summary = "write the trajectories of a buffer as a new Minari dataset"
-    add = command("export", summary, "runs/demo demo/cartpole-v0").add_argument
     dataset = "id of the new dataset, NAME-vN or NAMESPACE/NAME-vN; it is written to $MINARI_DATASETS_PATH"
-    add("dataset", metavar="ID", help=dataset)
-    add("--part", choices=("all", FIFO, PROTECTED), default="all", help="part of the buffer to export")
+    command("export", summary, "runs/demo demo/cartpole-v0").add_argument("dataset", metavar="ID", help=dataset)
     command("info", "summarise a buffer: files, trajectories, spaces, returns", "runs/demo")
     command("verify", "read every file of a buffer and compare it with its checksums; changes nothing", "runs/demo")
     add = command("head", "print the first trajectories of a buffer", "runs/demo -n 3 --steps 5").add_argument
@@ -83,13 +80,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 def _add_import(sub: ArgumentParser) -> None:
     sub.epilog = space_syntax.DETAILS
     add = sub.add_argument
-    add("--format", choices=("auto", *_UNUSED), default="auto", help="format of SOURCE; auto decides by the file name")
     add("--env", default=None, help=f"environment whose spaces the data has (d4rl, npz, original): {ENVIRONMENT}")
     space = f"{space_syntax.KINDS}, as explained below (d4rl, npz, original); default: that of --env, else box:-1,1 (original: none)"
     add("--action-space", type=space_syntax.space_argument, default=None, metavar="SPACE", help=space)
     limit = "time limit of episodes in steps (d4rl files without timeouts)"
     add("--max-episode-steps", type=whole_number, default=None, help=limit)
-    add("--obs-keys", nargs="+", default=None, metavar="KEY", help="observations to keep (minari); default: all")
     name = "name of the environment in statistics; default: the recorded name, or that of the file"
     add("--env-name", default=None, help=name)
     pickles = (
@@ -178,17 +173,13 @@ def import_(args: Namespace) -> int:
 def _open_source(args: Namespace, root: Path) -> OfflineDataset:
     """The dataset that the arguments of ``import`` describe, to be copied into the buffer ``root``."""
     path, given = Path(args.source).expanduser(), vars(args)
-    kind = args.format
-    if kind == "auto":
-        kind = "original" if files_of_original(path) else _KINDS.get(path.suffix.lower(), "minari")
+    kind = "original" if files_of_original(path) else _KINDS.get(path.suffix.lower(), "minari")
     for name in _UNUSED[kind]:
         if given[name] is not None:
-            raise ValueError(
-                f"--{name.replace('_', '-')} does not apply to {args.source}, which is read in the format {kind}; --format chooses another"
-            )
+            raise ValueError(f"--{name.replace('_', '-')} does not apply to {args.source}, which is read in the format {kind}")
     skip, name = args.skip_damaged, args.env_name
     if kind == "minari":
-        return MinariDataset(args.source, in_memory=False, obs_keys=args.obs_keys, env_name=name, skip_damaged=skip)
+        return MinariDataset(args.source, in_memory=False, env_name=name, skip_damaged=skip)
     if kind != "original" and not path.is_file():
         raise ValueError(f"SOURCE: the file {path} does not exist")
     obs_space, space = None, args.action_space
@@ -234,9 +225,9 @@ def export_(args: Namespace) -> int:
     """``amago buffer export``."""
     root = _existing(args.run)
     view = _open(root).view()
-    chosen = [i for i in range(len(view)) if args.part == "all" or Path(view.path(i)).parent.name == args.part][: args.limit]
+    chosen = list(range(len(view)))[: args.limit]
     if not chosen:
-        raise ValueError(f"{root} has no trajectories" + ("" if args.part == "all" else f" in {args.part}"))
+        raise ValueError(f"{root} has no trajectories")
     obs_space, spec = view.obs_space(chosen[0]), view.action_spec(chosen[0])
     for i in chosen:
         if view.obs_space(i) is not obs_space:

@@ -174,8 +174,8 @@ class LossStatistics:
     def _popart_stats(self) -> dict[str, Tensor]:
         """Mean and standard deviation of TD targets by the number of their discount."""
         out = {}
-        for name in ("mu", "sigma"):
-            for g, value in enumerate(getattr(self.popart, name).flatten()):
+        for name, values in (("mu", self.popart.mu), ("sigma", self.popart.sigma)):
+            for g, value in enumerate(values.flatten()):
                 out[f"PopArt {name} ({g})"] = value.clone()
         return out
 

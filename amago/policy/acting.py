@@ -60,7 +60,7 @@ class Policy:
         self.action_space, self.observation_space = agent.action_space, agent.obs_space
         raw = self.description.get("raw_observation_space")
         self.raw_observation_space: gym.Space[Any] = agent.obs_space if raw is None else from_description(raw)
-        self.hides_rewards = bool(getattr(agent.tstep_encoder, "hide_rl2s", False))
+        self.hides_rewards = agent.tstep_encoder.hide_rl2s
         self._read = ObsReader(agent.obs_space, self.raw_observation_space, num_envs)
         self.reset()
 
@@ -207,7 +207,7 @@ def choose_discount(agent: BaseAgent, gamma: float) -> None:
 @contextmanager
 def acting_by(agent: BaseAgent, gamma: float | None) -> Iterator[None]:
     """Let the policy of another of the agent's discounts act within the block; None changes nothing."""
-    before: Any = getattr(agent, "rollout_gamma_idx", None)
+    before: Any = agent.rollout_gamma_idx if discounts(agent) else None
     if gamma is not None:
         choose_discount(agent, gamma)
     try:

@@ -167,6 +167,6 @@ def _drawing(make_env: Callable[..., Any]) -> AMAGOEnv:
         takes_mode = False
     env: AMAGOEnv = make_env(render_mode=MODE) if takes_mode else make_env()
     inner = env.unwrapped
-    if getattr(inner, "render_mode", MODE) is None and MODE in (inner.metadata.get("render_modes") or ()):
+    if inner.render_mode is None and MODE in (inner.metadata.get("render_modes") or ()):
         inner.render_mode = MODE
     return env
