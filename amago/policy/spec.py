@@ -56,8 +56,9 @@ def write_policy_spec(run_dir: Path, agent: BaseAgent, raw_observation_space: gy
         ValueError: a parameter of a network or of an agent is bound to a value from which the policy could not be loaded again.
     """
     spec = describe_agent(agent, raw_observation_space)
-    lost = {name: value for name, value in config.bindings().items() if not _is_found_again(spec["bindings"][name])}
-    for name, value in lost.items():
+    for name, value in config.bindings().items():
+        if not any("<" in found for found in _names_in(spec["bindings"][name])):
+            continue
         if _is_of_a_policy(name):
             raise ValueError(
                 f"{name} is bound to {value!r}, which cannot be written to {SPEC_FILE} and loaded again: bind numbers, texts, None, lists "
@@ -66,17 +67,6 @@ def write_policy_spec(run_dir: Path, agent: BaseAgent, raw_observation_space: gy
         del spec["bindings"][name]
     checkpoint.write_text(run_dir / SPEC_FILE, json.dumps(spec, indent=1))
     return spec
-
-
-def _is_found_again(encoded: object) -> bool:
-    """True if `_decode` returns the argument of `_encode`, in a process that has imported the same modules."""
-    if isinstance(encoded, list):
-        return all(map(_is_found_again, encoded))
-    if not isinstance(encoded, dict):
-        return True
-    if parts := encoded.get("@dict", encoded.get("@partial")):
-        return _is_found_again(parts)
-    return "<" not in str(encoded.get("@name", encoded.get("@call", "<")))
 
 
 def _is_of_a_policy(name: str) -> bool:
@@ -115,18 +105,21 @@ def without_run(spec: Mapping[str, Any]) -> dict[str, Any]:
 def modules_of(spec: Mapping[str, Any]) -> list[str]:
     """The modules of the user's own code that a description names (not of amago, torch or the standard library), sorted."""
     named = [spec[part] for part in _BASES] + list(_names_in(list(without_run(spec)["bindings"].values())))
-    others = {"amago", "torch", *sys.stdlib_module_names} - {"__main__"}
+    others = {"", "amago", "torch", *sys.stdlib_module_names} - {"__main__"}
     return sorted({m for name in named if (m := name.partition(":")[0]).partition(".")[0] not in others})
 
 
 def _names_in(encoded: object) -> Iterator[str]:
+    """The names of classes and functions in an encoded value; there is a "<" in those that no process finds again."""
     if isinstance(encoded, list):
         for value in encoded:
             yield from _names_in(value)
     elif isinstance(encoded, dict):
-        if name := encoded.get("@name", encoded.get("@call")):
-            yield name
-        yield from _names_in(encoded.get("@dict", encoded.get("@partial", [])))
+        for kind, value in encoded.items():
+            if kind in ("@name", "@call"):
+                yield value
+            else:
+                yield from [":<unknown>"] if kind == "@unknown" else _names_in(value)
 
 
 def build_agent(description: Mapping[str, Any] | Path, modules: Sequence[str] = ()) -> BaseAgent:
