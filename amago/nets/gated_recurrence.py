@@ -6,6 +6,7 @@ Shapes: L timesteps first, then B sequences; E numbers of a timestep.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from amago.nets.ff import FFBlock, Normalization
-from amago.nets.utils import Linear, WeightCache, at_least_float32, autocast_dtype, check_positive
+from amago.nets.utils import Linear, WeightCache, at_least_float32, autocast_dtype, caches_nothing, check_positive
 
 
 def set_forgetting(bias: Tensor, longest: float) -> None:
@@ -45,27 +46,29 @@ class GRU(nn.GRU):
 
     def continue_from(self, state: Tensor, seq: Tensor) -> Tensor:
         """(B, L, d_inp) -> (B, L, d_hidden), and the next state, written to ``state`` (n_layers, B, d_hidden)."""
-        H, one_step = self.hidden_size, seq.shape[1] == 1 and len(seq) > 1
-        exact = seq.dtype == state.dtype == torch.float32 and seq.is_cpu and autocast_dtype(seq.device) is None
-        if (
-            not (self.packs and one_step and exact)
-            or torch.is_grad_enabled()
-            or torch.compiler.is_compiling()
-            or torch.jit.is_tracing()
-        ):
+        if not self.packs or caches_nothing() or not self._acts(seq, state):
             out, new = self(seq, state.clone())  # a graph of this call must not contain the tensor that is written next
             state.detach().copy_(new.detach())
             return out
-        x = seq.squeeze(1)
+        x, H = seq.squeeze(1), self.hidden_size
         for h, layer, (inp, rec) in zip(state, self.all_weights, zip(self._caches[::2], self._caches[1::2])):
             w_inp, w_rec, b_inp, b_rec = layer
-            of_x = inp.linear(x, (w_inp,), lambda w=w_inp: w, b_inp)
-            of_h = rec.linear(h, (w_rec,), lambda w=w_rec: w, b_rec)
+            of_x = inp.linear(x, (w_inp,), partial(_itself, w_inp), b_inp)
+            of_h = rec.linear(h, (w_rec,), partial(_itself, w_rec), b_rec)
             gates = (of_x[:, : 2 * H] + of_h[:, : 2 * H]).sigmoid_()  # reset, update
             new = torch.addcmul(of_x[:, 2 * H :], gates[:, :H], of_h[:, 2 * H :]).tanh_()
             x = torch.lerp(new, h, gates[:, H:])
             h.copy_(x)
         return x.unsqueeze(1)
+
+    @staticmethod
+    def _acts(seq: Tensor, state: Tensor) -> bool:
+        exact = seq.dtype == state.dtype == torch.float32 and seq.is_cpu and autocast_dtype(seq.device) is None
+        return exact and seq.shape[1] == 1 and len(seq) > 1
+
+
+def _itself(weight: Tensor) -> Tensor:
+    return weight
 
 
 class MinGRU(nn.Module):

@@ -124,6 +124,11 @@ def _onednn() -> tuple[Any, Any] | None:
         return None
 
 
+def caches_nothing() -> bool:
+    """True where gradients are on, or a model is compiled, exported or traced."""
+    return torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing()
+
+
 class WeightCache:
     """Cache one tensor that is derived from parameters, for forward passes without gradients.
 
@@ -146,13 +151,14 @@ class WeightCache:
     ) -> Tensor:
         """The cached value, or the result of ``compute``, which reads ``sources``; in autocast's dtype unless ``exact``. With
         ``pack``, a large weight in float32 is packed for oneDNN (`linear`)."""
-        if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        if caches_nothing():
             return compute()
         if not _steps:
             _steps.append(0)
             register_optimizer_step_post_hook(_count_step)
         key: list[object] = [*_steps, pack]
-        given, dtype = [], None
+        given: list[Tensor] = []
+        dtype = None
         for s in sources:
             if s is None:
                 continue
@@ -186,6 +192,8 @@ class WeightCache:
         A matrix library rearranges both factors before it multiplies. With few rows, as in a step of a few actors, that takes as
         long as the product; the weight is therefore packed once, unless there is a single row (docs/notes/performance.md).
         """
+        if caches_nothing():  # also no condition on a number of rows that is a variable
+            return F.linear(x, weight(), bias)
         pack = self.fast and x.dtype == torch.float32 and x.numel() > x.shape[-1]
         found = self.get(sources, weight, pack=pack)
         return _onednn()[1](x, found, bias, "none", [], "") if found.is_mkldnn else F.linear(x, found, bias)  # type: ignore[index, no-any-return]
@@ -220,7 +228,7 @@ class Linear(CachedWeights, nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in_features) -> (..., out_features)."""
-        if self.training or not self.packs or torch.is_grad_enabled():
+        if self.training or not self.packs:
             return F.linear(x, self.weight, self.bias)
         return self._cache.linear(x, (self.weight,), lambda: self.weight, self.bias)
 

@@ -236,3 +236,24 @@ def test_threads_share_a_layer():
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes")  # of torch.nn.GRU itself
+@pytest.mark.parametrize("module", [*MODULES, "gru"])
+def test_exported_layers_take_any_number_of_rows(module):
+    layer = ENCODERS["gru"]().rnn.eval() if module == "gru" else MODULES[module]().eval()
+    run = (lambda x: layer.continue_from(torch.zeros(2, x.shape[0], WIDE), x[:, None])) if module == "gru" else layer
+
+    class Exported(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            return run(x)
+
+    with torch.no_grad():
+        exported = torch.export.export(Exported(), (torch.randn(2, WIDE),), dynamic_shapes=({0: torch.export.Dim("rows")},))
+        for rows in (2, 5):
+            x = torch.randn(rows, WIDE)
+            torch.testing.assert_close(exported.module()(x), run(x), rtol=1e-4, atol=1e-5)
