@@ -190,9 +190,9 @@ class RolloutBuffer:
         start = int(self._start[row])
         if stop <= start:
             return
-        found: dict[str, Array] = {name: array[row : row + 1] for name, array in self._once.items()}
-        for name, ring in self._arrays.items():
-            found[name] = np.ascontiguousarray(ring[start : stop + len(ring) - self.capacity, row])
+        found: dict[str, Array] = {field: array[row : row + 1] for field, array in self._once.items()}
+        for field, ring in self._arrays.items():
+            found[field] = np.ascontiguousarray(ring[start : stop + len(ring) - self.capacity, row])
         obs = {k: found.pop(OBS + k) for k, _ in self._obs}
         if last is not None:
             obs = {k: v.copy() for k, v in obs.items()}  # with one row, the array above is the ring itself

@@ -225,15 +225,10 @@ class MixtureOfDatasets(RLDataset):
 
     @property
     def _labels(self) -> list[str]:
-        """The names of the datasets; equal names are numbered, past numbers that other names end with."""
+        """The names of the datasets; equal names are numbered, and all names where that is not enough to tell them apart."""
         names = [d.dset_name for d in self.datasets]
-        labels: list[str] = []
-        for i, name in enumerate(names):
-            number, label = names[:i].count(name) + 1, name
-            while names.count(label) > 1 or label in labels or (label != name and label in names):
-                label, number = f"{name} {number}", number + 1
-            labels.append(label)
-        return labels
+        labels = [n if names.count(n) == 1 else f"{n} {names[: i + 1].count(n)}" for i, n in enumerate(names)]
+        return labels if len(set(labels)) == len(labels) else [f"{n} {i}" for i, n in enumerate(names, 1)]
 
     @property
     def _sampling_metrics(self) -> dict[str, float]:

@@ -40,7 +40,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from amago.data.trajectory import OBS_KEY, SEQUENCE_ROWS, StoredTraj
+from amago.data.trajectory import OBS_KEY, StoredTraj
 from amago.spaces import ActionSpec, key_problem
 from amago.store import schema as sc
 from amago.store.files import BadFileError, read_exactly
@@ -316,11 +316,6 @@ def of_original_name(name: str) -> tuple[str, str, int]:
     """The environment, an id, and the time in microseconds in a file's name; "", "" and 0 if it has none."""
     match = ORIGINAL_NAME.fullmatch(name)
     return (match["env"], match["id"], int(float(match["time"]) * 1e6)) if match else ("", "", 0)
-
-
-def is_original(members: Mapping[str, Member]) -> bool:
-    """True if an archive has the arrays of the original system."""
-    return "metadata" not in members and all(name in members for name in SEQUENCE_ROWS)
 
 
 def observations_of(members: Mapping[str, Member]) -> dict[str, Row]:

@@ -16,6 +16,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from amago.data.trajectory import SEQUENCE_ROWS
 from amago.store import formats
 from amago.store import schema as sc
 from amago.store.files import BadFileError, EvictedError, open_regular, replace_file, write_all
@@ -99,7 +100,7 @@ def load(root: str | Path, partition: str, name: str, checked: tuple[int, int] |
         if not name.endswith(".npz"):
             raise BadFileError("neither .safetensors nor .npz: not a trajectory file")
         members = formats.archive_members(fd)
-        if formats.is_original(members):
+        if "metadata" not in members and members.keys() >= SEQUENCE_ROWS.keys():
             return _load_original(where, fd, members, known)
         return _load(where, fd, formats.parse_archive(fd, members), known)
     finally:
@@ -118,13 +119,12 @@ def _load(where: tuple[str, str, int, int], fd: int, contents: formats.Contents,
             member.check(fd)
     ep_offsets, start_time, env_id = (members[x].read(fd) for x in sc.INDEX)
     names = sc.check_index(ep_offsets, start_time, env_id, total, contents.env_names)
-    ordered = [members[name] for name in schema.names]
-    packed = any(m.packed for m in ordered)
-    places = tuple(ordered) if packed else tuple(m.at + m.skip for m in ordered)
-    kind = PACKED if packed else RAW
-    return Entry(
-        *where, kind, schema, places, n, ep_offsets, start_time, env_id, names, contents.writer, contents.sequence
-    )  # fmt: skip
+    places: tuple[Any, ...] = tuple(members[name] for name in schema.names)
+    kind = PACKED if any(m.packed for m in places) else RAW
+    if kind == RAW:
+        places = tuple(m.at + m.skip for m in places)
+    index = ep_offsets, start_time, env_id
+    return Entry(*where, kind, schema, places, n, *index, names, contents.writer, contents.sequence)
 
 
 def _load_original(where: tuple[str, str, int, int], fd: int, members: dict[str, formats.Member], trusted: bool) -> Entry:

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amago.data.extras import ExtraField, trajectory_fields
-from amago.data.trajectory import FIELDS, OBS, Field, StoredTraj, pad_value, rows_in
+from amago.data.trajectory import EXTRA, FIELDS, OBS, Field, StoredTraj, pad_value, rows_in
 from amago.spaces import ActionSpec, action_spec, describe, from_description, key_problem
 from amago.store.files import BadFileError
 
@@ -222,10 +222,14 @@ def spaces_text(obs_space: gym.spaces.Dict, action_space: gym.Space[Any], extras
 def pack(trajs: Sequence[StoredTraj]) -> tuple[dict[str, Array], list[str]]:
     """The fields of n >= 1 trajectories of one schema, and the list of environment names that ``env_id`` refers to."""
     names = list(dict.fromkeys(t.env_name for t in trajs))
-    every, first = [t.arrays() for t in trajs], trajs[0]
+    first = trajs[0]
     blank = np.zeros(first.actions.shape[1:], first.actions.dtype)
-    fields: dict[str, Array] = {name: np.concatenate([a[name] for a in every]) for name in every[0]}
+    fields: dict[str, Array] = {OBS + k: np.concatenate([t.obs[k] for t in trajs]) for k in first.obs}
+    fields |= {EXTRA + k: np.concatenate([t.extras[k] for t in trajs]) for k in first.extras}
     fields |= {
+        "actions": np.concatenate([t.actions for t in trajs]),
+        "rews": np.concatenate([t.rews for t in trajs]),
+        "dones": np.concatenate([t.dones for t in trajs]),
         "start_time": np.array([t.start_time for t in trajs], np.int64),
         "prev_reward": np.array([t.prev_reward for t in trajs], np.float32),
         "prev_action": np.stack([blank if t.prev_action is None else t.prev_action.reshape(blank.shape) for t in trajs]),
