@@ -227,12 +227,6 @@ class Blind(amago.Experiment):
         return torch.zeros_like(pad_mask)
 
 
-class FirstStepOnly(amago.Experiment):
-    def edit_critic_mask(self, batch, critic_loss, pad_mask):
-        self.of_first_step = critic_loss[:, 0].mean().detach()
-        return pad_mask & (torch.arange(pad_mask.shape[1]) == 0)[None, :, None, None, None]
-
-
 def test_masks_can_hide_everything(tmp_path):
     e = learned(tmp_path, experiment_type=Blind)
     loss = e.compute_loss(e.train_dloader.draw(0), log_step=False)
@@ -240,12 +234,6 @@ def test_masks_can_hide_everything(tmp_path):
     assert e.actor_shapes == ((4, EPISODE, 2, 1), (4, EPISODE, 2, 1), torch.bool)
     assert e.critic_shapes == ((4, EPISODE, 4, 2, 1), (4, EPISODE, 4, 2, 1), torch.bool)
     assert e.updater.skipped == 0
-
-
-def test_masks_can_choose_timesteps(tmp_path):
-    e = learned(tmp_path, experiment_type=FirstStepOnly)
-    loss = e.compute_loss(e.train_dloader.draw(0), log_step=False)
-    assert float(loss["Critic Loss"].detach()) == pytest.approx(float(e.of_first_step))
 
 
 # ---- fields --------------------------------------------------------------------------------------------------------------

@@ -27,15 +27,19 @@ AGENTS = {"agent": Agent, "multitask": MultiTaskAgent}
 
 
 def build(kind, traj=FFTrajEncoder, agent_type=Agent, **options):
+    """An agent for a kind of `SPACES`, or for a space."""
     config.bind(SMALL)
-    space = SPACES[kind]
+    space = SPACES[kind] if isinstance(kind, str) else kind
     return agent_type(OBS, rl2_space(action_spec(space)), space, 8, FFTstepEncoder, traj, **options)
 
 
 def make_batch(kind, b=3, length=6, seed=0):
     g = torch.Generator().manual_seed(seed)
-    spec = action_spec(SPACES[kind])
-    if kind == "discrete":
+    spec = action_spec(SPACES[kind] if isinstance(kind, str) else kind)
+    if not isinstance(kind, str):
+        actions = torch.zeros(b, length, spec.dim)
+        actions[..., [part.vector.start for part in spec.parts]] = 1.0
+    elif kind == "discrete":
         actions = torch.nn.functional.one_hot(torch.randint(4, (b, length), generator=g), 4).float()
     elif kind == "continuous":
         actions = torch.rand(b, length, 3, generator=g) * 2 - 1

@@ -7,15 +7,12 @@ import math
 import gymnasium as gym
 import pytest
 from messages import naming
-from test_agent import AGENTS, SMALL, build, make_batch
+from test_agent import AGENTS, build, make_batch
 
 from amago import config
 from amago.agent import ActorCriticOptions, Agent, MultiTaskAgent, MultiTaskOptions
 from amago.nets.actor_critic import NCritics, NCriticsTwoHot
 from amago.nets.policy_dists import GMM
-from amago.nets.traj_encoders import FFTrajEncoder
-from amago.nets.tstep_encoders import FFTstepEncoder
-from amago.spaces import action_spec, rl2_space
 
 SEVERAL = gym.spaces.Tuple((gym.spaces.Discrete(3), gym.spaces.MultiBinary(2), gym.spaces.Box(-1, 1, (2,))))
 OFFLINE = {"expectile": 0.8, "online_coeff": 0.0, "offline_coeff": 1.0}
@@ -69,13 +66,10 @@ def test_wrong_options_are_refused_by_name():
 
 
 def test_what_does_not_fit_the_actions_or_the_data_is_refused():
-    config.bind(SMALL)
-    obs = gym.spaces.Dict({"observation": gym.spaces.Box(-1, 1, (6,))})
-    parts = (obs, rl2_space(action_spec(SEVERAL)), SEVERAL, 8, FFTstepEncoder, FFTrajEncoder)
     for options, words in (({"entropy_target": 0.5}, ("Tuple", "entropy_coeff")), ({"targets": "tree_backup"}, ("Tuple",))):
         with pytest.raises(ValueError, match=naming(*(f"{k}={v!r}" for k, v in options.items()), *words)):
-            Agent(*parts, **options)
-    assert Agent(*parts, entropy_coeff=0.5).temperature is not None
+            build(SEVERAL, **options)
+    assert build(SEVERAL, entropy_coeff=0.5).temperature is not None
     with pytest.raises(ValueError, match=naming("targets='retrace'", "extra_fields", "'behaviour_log_prob'", "[]")):
         build("discrete", targets="retrace")(make_batch("discrete"))
 
