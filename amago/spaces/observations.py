@@ -74,9 +74,6 @@ def obs_spec(space: gym.Space[Any], batched: bool = False, lead: bool = False) -
             of both.
     """
     leaves = {name: _leaf(name, path, sub, int(batched), lead) for name, (path, sub) in _named_leaves(space).items()}
-    if not isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
-        only = leaves["observation"].convert
-        return ObsSpec.of(leaves, lambda obs: {"observation": only(obs)})
     keys = set(space.spaces) if isinstance(space, gym.spaces.Dict) else None
 
     def convert(obs: Any) -> dict[str, Array]:

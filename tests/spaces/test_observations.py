@@ -7,16 +7,6 @@ from messages import check_refused, naming, refused
 
 from amago.spaces import action_spec, from_description, obs_spec
 
-SPACES = [
-    gym.spaces.Discrete(3),
-    gym.spaces.Discrete(70_000, start=-5),
-    gym.spaces.Box(-2.0, 3.0, (2, 2)),
-    gym.spaces.Box(np.array([0.0, -1.0]), np.array([1.0, 4.0]), dtype=np.float64),
-    gym.spaces.Box(0.0, 5.0, ()),
-    gym.spaces.MultiBinary(4),
-    gym.spaces.MultiBinary([2, 3]),
-]
-
 
 @given(st.lists(st.floats(-1, 1, width=32), min_size=3, max_size=3))
 def test_scaled_actions_never_leave_the_box(unit):
