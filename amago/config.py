@@ -126,7 +126,9 @@ def zoo_file(name: str) -> Path:
         listing = (
             f"its {len(known)} settings are the .gin files in {Path(__file__).parent / 'zoo'}; 'amago list zoo' lists them"
         )
-        raise ValueError(f"the zoo has no settings called {name!r}; {_did_you_mean(name, known, 0.8) or listing}")
+        near = difflib.get_close_matches(name.removeprefix("zoo/"), [k.removeprefix("zoo/") for k in known], n=3, cutoff=0.6)
+        hint = f"did you mean {' or '.join(f'zoo/{n}' for n in near)}?" if near else listing
+        raise ValueError(f"the zoo has no settings called {name!r}; {hint}")
     return known[name]
 
 
