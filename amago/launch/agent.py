@@ -141,15 +141,10 @@ class Agent:
                     waits = f"{self.waiting / 1e9:.3g} GB wait to be delivered, and {most / 1e9:.3g} may"
                     log.warning("%s: collectors pause until they are", waits)
 
-    @property
-    def beats(self) -> dict[str, dict[str, Any]]:
-        """The newest sign of life of each collector, by name."""
-        return {role.name: role.beat for role in self.collectors}
-
-    @property
-    def replaced(self) -> int:
-        """Processes that were replaced so far."""
-        return sum(role.replaced for role in self.collectors)
+    def report(self) -> dict[str, Any]:
+        """The state of this machine: bytes that wait, processes replaced so far, and the newest sign of life of each collector."""
+        replaced = sum(role.replaced for role in self.collectors)
+        return {"waiting": self.waiting, "replaced": replaced, "collectors": {role.name: role.beat for role in self.collectors}}
 
 
 def end_all(roles: Sequence[Role], numbers: Mapping[str, int], seconds: float) -> None:
@@ -283,8 +278,7 @@ class Collect:
     def _put_beat(self, ended: bool = False) -> None:
         self._count += 1
         self.bus.put_json(f"{BEATS}/{self.name}.json", {
-            "count": self._count, "host": socket.gethostname(), "ended": ended, "waiting": self.agent.waiting,
-            "replaced": self.agent.replaced, "failure": self._failure, "collectors": self.agent.beats,
+            "count": self._count, "host": socket.gethostname(), "ended": ended, "failure": self._failure, **self.agent.report(),
         })  # fmt: skip
 
 

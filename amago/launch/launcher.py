@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from amago import __version__
 from amago.launch.agent import BEAT_SECONDS, EXPLORATION_SECONDS, Agent, Every, Task, end_all, note_signals, share_exploration
@@ -104,15 +104,6 @@ class Remote:
                 self.news.append(f"{beat['host']} has given no sign for {GONE_SECONDS:.0f} s; {lost}")
         self.nodes = found
 
-    @property
-    def beats(self) -> dict[str, dict[str, Any]]:
-        """The newest sign of life of each collector, by machine and name."""
-        return {f"{n}/{c}": beat for n, node in self.nodes.items() for c, beat in node["collectors"].items()}
-
-    def total(self, name: str) -> int:
-        """A sum over machines: "replaced" (processes) or "waiting" (bytes)."""
-        return sum(int(node[name]) for node in self.nodes.values())
-
 
 class Launcher:
     """A launch. Processes are started and watched in the main thread, since children die with the thread that started them.
@@ -122,17 +113,16 @@ class Launcher:
         limits: "MIN:MAX", updates per environment step; None: a range around the script's own ratio.
         bus: URL, for collectors on other machines; None: there are none.
         starter: starts collectors on other machines, and returns a function that ends them.
-        out: for the progress line; None: standard error.
     """
 
     def __init__(
         self, task: Task, learners: int = 1, limits: str | None = None, bus: str | None = None,
-        starter: Callable[[], Callable[[], None]] | None = None, quiet: bool = False, out: TextIO | None = None,
+        starter: Callable[[], Callable[[], None]] | None = None, quiet: bool = False,
     ):  # fmt: skip
         for name, value, least in (("collectors", task.collectors, 0 if bus else 1), ("learners", learners, 1)):
             if value < least:
                 raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
-        self.task, self.starter, self.quiet, self.out = task, starter, quiet, out or sys.stderr
+        self.task, self.starter, self.quiet = task, starter, quiet
         self.remote = None if bus is None else Remote(Bus(bus))
         self.control = Path(tempfile.mkdtemp(prefix="amago-launch-"))
         self.agent = Agent(task, self.control)
@@ -212,7 +202,8 @@ class Launcher:
         self._version = max(self._version, int(beat.get("version", 0)))  # a learner that was started again gives no sign yet
         self._pause = bool(beat.get("pause")) and self.learner.runs
         self._paused_seconds += TICK_SECONDS * self._pause
-        beats = self.agent.beats | (self.remote.beats if self.remote else {})
+        nodes = {"": self.agent.report(), **(self.remote.nodes if self.remote else {})}
+        beats = {f"{n}/{c}".lstrip("/"): beat for n, node in nodes.items() for c, beat in node["collectors"].items()}
         news = self.agent.news
         if self.task.max_policy_lag is None:
             news += old_policies(self._version, beats, self._old)
@@ -222,7 +213,8 @@ class Launcher:
         if not self._ingests and "run_dir" in beat:
             self._begin(Path(beat["run_dir"]), beat["save_to"], Path(beat["policy"]))
         self._give_orders()
-        self._show(beats)
+        replaced, waiting = (sum(int(node[what]) for node in nodes.values()) for what in ("replaced", "waiting"))
+        self._show(list(beats.values()), replaced, waiting)
 
     def _give_orders(self) -> None:
         paused = round(self._paused_seconds, 1) if self._pause else int(self._paused_seconds)
@@ -282,26 +274,24 @@ class Launcher:
 
     # ---- the screen ------------------------------------------------------------------------------------------------------
 
-    def _show(self, beats: dict[str, dict[str, Any]]) -> None:
-        now, beat, tty = time.monotonic(), self.learner.beat, self.out.isatty()
+    def _show(self, beats: list[dict[str, Any]], replaced: int, waiting: int) -> None:
+        now, beat, tty = time.monotonic(), self.learner.beat, sys.stderr.isatty()
         if self.quiet or now < self._line_at or not (beat or tty):
             return
         self._line_at = now + (0.5 if tty else _LINE_SECONDS)
         speeds = self._rates.add(now, int(beat.get("updates", 0)), int(beat.get("steps", 0)))
-        replaced = self.agent.replaced + (self.remote.total("replaced") if self.remote else 0)
-        waiting = self.agent.waiting + (self.remote.total("waiting") if self.remote else 0)
-        line = progress_line(beat, list(beats.values()), speeds, replaced, self._version, waiting)
+        line = progress_line(beat, beats, speeds, replaced, self._version, waiting)
         if tty:
             line = line[: shutil.get_terminal_size().columns - 1]
-            self.out.write("\r" + line.ljust(self._width))
+            sys.stderr.write("\r" + line.ljust(self._width))
             self._width = len(line)
-            self.out.flush()
+            sys.stderr.flush()
         else:
-            print(line, file=self.out, flush=True)
+            print(line, file=sys.stderr, flush=True)
 
     def _print(self, text: str) -> None:
         """Print a sentence in place of the progress line."""
         if self._width:
-            self.out.write("\r" + " " * self._width + "\r")
+            sys.stderr.write("\r" + " " * self._width + "\r")
             self._width = 0
-        print(text, file=self.out, flush=True)
+        print(text, file=sys.stderr, flush=True)

@@ -83,27 +83,18 @@ def test_a_machine_that_is_silent_is_gone_and_may_come_back(tmp_path, monkeypatc
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     bus = Bus(str(tmp_path / "bus"))
     remote = Remote(bus)
-    beat = {
-        "count": 1,
-        "host": "cpu1",
-        "ended": False,
-        "waiting": 7,
-        "replaced": 2,
-        "failure": "",
-        "collectors": {"collector-0": {}},
-    }
+    beat = {"count": 1, "host": "cpu1", "ended": False, "waiting": 7, "replaced": 2, "failure": "", "collectors": {}}
     bus.put_json("beat/cpu1-1.json", beat)
     remote.read_beats()
-    assert remote.beats == {"cpu1-1/collector-0": {}}
-    assert (remote.total("waiting"), remote.total("replaced")) == (7, 2)
+    assert remote.nodes == {"cpu1-1": beat}
     for now[0] in (50.0, 61.0, 62.0):
         remote.read_beats()
-    assert remote.beats == {}
+    assert remote.nodes == {}
     assert [text.partition(" for")[0] for text in remote.news] == ["cpu1 has given no sign"], "said once"
     bus.put_json("beat/cpu1-1.json", beat | {"count": 2})
     remote.read_beats()
     assert remote.news[-1] == "cpu1 is back"
-    assert remote.beats
+    assert remote.nodes
     bus.put_json("beat/cpu1-1.json", beat | {"count": 3, "ended": True})
     remote.read_beats()
     assert remote.nodes == {}
