@@ -110,7 +110,9 @@ def read(root, kind):
     store.refresh()
     pieces = defaultdict(list)
     for i in range(len(store)):
-        actor, episode, begin, n = check_traj(store.read(i), kind)
+        traj = store.read(i)
+        assert traj.env_name == "counting"
+        actor, episode, begin, n = check_traj(traj, kind)
         pieces[actor, episode].append((begin, n))
     store.close()
     return {k: sorted(v) for k, v in pieces.items()}
