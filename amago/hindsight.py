@@ -64,7 +64,7 @@ class Timestep:
             raise ValueError(
                 f"reset_idxs has shape {opened.shape}, but must have one value for each of {self.batched_envs} rows"
             )
-        changed = {name: np.array(vars(self)[name]) for name in _FIELDS}
+        changed: dict[str, Any] = {name: np.array(vars(self)[name]) for name in _FIELDS}
         for x in changed.values():
             x[opened] = 0
         return replace(self, **changed)
