@@ -318,8 +318,8 @@ class Acting:
         e.hidden_state, metrics, stats = self.run(
             phase, "rollout", e.train_envs, steps, e.sample_actions_train, hidden_state=e.hidden_state
         )
+        self.saved += rollout.pool.flush() + len(stats.episodes)  # before ranks meet, so that each finds the files of all
         position.collected, position.has_collected = e.group.smallest(position.collected + phase.taken), True
-        self.saved += rollout.pool.flush() + len(stats.episodes)
         metrics |= {name: fmean(values) for name, values in stats.exploration.items()}
         speeds = e.run_log.speeds = {STEPS_PER_SECOND: e.console.rate(COLLECT)}
         e.log(metrics, "rollout")
