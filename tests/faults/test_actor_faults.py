@@ -135,7 +135,7 @@ def test_killed_workers_are_noticed_and_replaced(tmp_path, events):
             np.testing.assert_array_equal(follow.breaks, expected)  # these were replaced, and the other actors went on
             replaced += len(events.at) == known + 1 and pids(pool)[victim] != pid and alive(pids(pool)[victim])
         stats = pool.drain()
-        restarts, dropped = restarts + stats.restarts, dropped + stats.dropped
+        restarts, dropped, episodes = restarts + stats.restarts, dropped + stats.dropped, episodes + len(stats.episodes)
         close_twice(pool)
     finally:
         pool.close()
