@@ -20,7 +20,7 @@ from amago.cli.gym_env import GymEnv
 from amago.policy import Policy, load_policy
 from amago.run.console import metrics_table
 
-Env = str | gym.Env[Any, Any] | Callable[[], Any]
+Env = str | gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any] | Callable[[], Any]
 
 
 class TrainedPolicy(Policy):
@@ -68,8 +68,8 @@ def train(
     """Train an agent.
 
     Args:
-        env: id of a registered environment, "module:function", a function that makes a Gymnasium environment or an
-            `amago.envs.AMAGOEnv`, or a Gymnasium environment, of which copies are made.
+        env: id of a registered environment, "module:function", or a function that makes a Gymnasium environment, a `VectorEnv` or an
+            `amago.envs.AMAGOEnv`; or an environment or a `VectorEnv` of Gymnasium, which is copied.
         steps: environment steps of all actors together.
         memory: "auto", "none", or the sequence model: "transformer", "gru", "mamba" or "mingru". "auto": none for Gymnasium's own
             environments with vectors as observations, else a Transformer.
@@ -118,9 +118,16 @@ def train(
 def _gym_env(env: Env, max_steps: int | None) -> GymEnv:
     if isinstance(env, str):
         return GymEnv(env, max_steps)
-    if isinstance(env, gym.Env):
-        make = functools.partial(copy.deepcopy, env) if env.spec is None else functools.partial(gym.make, env.spec)
-        return GymEnv(type(env.unwrapped).__name__, max_steps, make)
+    if isinstance(env, gym.Env) and env.spec is not None:
+        return GymEnv(type(env.unwrapped).__name__, max_steps, functools.partial(gym.make, env.spec))
+    if isinstance(env, gym.Env | gym.vector.VectorEnv):
+        try:
+            kept = copy.deepcopy(env)
+        except Exception as err:
+            raise TypeError(
+                f"env is copied, which {type(env).__name__} refuses ({err}); give a function that makes it"
+            ) from err
+        return GymEnv(type(env.unwrapped).__name__, max_steps, functools.partial(copy.deepcopy, kept))
     if callable(env):
         return GymEnv(getattr(env, "__name__", type(env).__name__), max_steps, env)
-    raise TypeError(f"env must be an id, a function that makes an environment, or a gymnasium.Env, got {env!r}")
+    raise TypeError(f"env must be an id, a function that makes an environment, or an environment of Gymnasium, got {env!r}")

@@ -24,6 +24,11 @@ def limited():
     return gym.wrappers.TimeLimit(tiny.Bits(), 5)
 
 
+class Uncopied(tiny.Bits):
+    def __deepcopy__(self, memo):
+        raise RuntimeError("a window is open")
+
+
 ENVIRONMENTS = {
     "an id": lambda: "CartPole-v1",
     "module:function": lambda: "amago.envs.builtin:TMazePassive",
@@ -31,6 +36,8 @@ ENVIRONMENTS = {
     "a function of an AMAGOEnv": lambda: lambda: AMAGOEnv(TMazePassive(5)),
     "an environment with an id": lambda: gym.make("CartPole-v1"),
     "an environment without one": limited,
+    "a vectorised environment": lambda: gym.vector.SyncVectorEnv([limited] * 3),
+    "a function of a vectorised environment": lambda: lambda: gym.make_vec("CartPole-v1", 2, vectorization_mode="sync"),
 }
 
 
@@ -48,6 +55,7 @@ def test_three_lines(kind, tmp_path, monkeypatch, capsys):
     assert list(config.bindings().values()) == [0.02]
     env = agent.make_env()
     obs, _ = env.env.env.reset(seed=0)
+    obs = obs[0] if env.batched_envs > 1 else obs
     assert agent.action_space.contains(agent.act(obs))
     again = amago.load_policy(tmp_path / "agent.pt", sample=False)
     agent.sample = False
@@ -92,6 +100,7 @@ def test_what_is_refused():
         TypeError,
         (naming("lerning_rate", "learning_rate"), lambda: amago.train("CartPole-v1", lerning_rate=1e-3)),
         (naming("env", 5), lambda: amago.train(5)),
+        ("a function that makes it", lambda: amago.train(Uncopied())),
     )
     check_refused(
         ValueError,

@@ -127,8 +127,11 @@ def evaluate_policy(
     """
     actors = min(actors, episodes)
     with closing(make_env()) as env:
+        rows = env.batched_envs
+        actors = rows if rows > 1 else actors
         steps = make_env.steps_of(env, -(-episodes // actors))
-    pool = make_pool([lambda: make_env(render_mode)] * actors, env_mode="sync", parallel_actors=actors, seed=seed)
+    mode, copies = ("already_vectorized", 1) if rows > 1 else ("sync", actors)
+    pool = make_pool([lambda: make_env(render_mode)] * copies, env_mode=mode, parallel_actors=actors, seed=seed)
     options: dict[str, Any] = {"sample": policy.sample, "device": str(policy.device), "seed": seed, "progress": progress}
     try:
         with running():

@@ -29,8 +29,8 @@ class GymEnv:
     """A picklable function that makes an environment.
 
     Args:
-        env_id: the id of a registered environment; or "module:function", where the function makes a Gymnasium environment or an
-            `AMAGOEnv`. The module is imported.
+        env_id: the id of a registered environment; or "module:function", where the function makes a Gymnasium environment, a `VectorEnv` or
+            an `AMAGOEnv`. The module is imported.
         max_steps: rollouts are truncated after this many steps; None: at the environment's own limit or, if a Gymnasium environment has
             none, after `LIMIT` steps.
         make: the function; ``env_id`` is then its name in messages. None: ``env_id`` says which.
@@ -57,15 +57,19 @@ class GymEnv:
             raise ValueError(f"the environment {self.env_id!r} takes no render_mode, so it cannot be shown: {err}") from err
 
     def _wrapped(self, env: object, name: str | None = None) -> AMAGOEnv:
+        if isinstance(env, gym.vector.VectorEnv):
+            env = AMAGOEnv(env, batched_envs=env.num_envs)
         if isinstance(env, AMAGOEnv):
             if self.max_steps is not None:
                 raise ValueError(
-                    f"{self.env_id} makes an AMAGOEnv, whose rollouts cannot be truncated after {self.max_steps} steps from outside: "
+                    f"{self.env_id} makes an AMAGOEnv or a VectorEnv, whose rollouts cannot be truncated after {self.max_steps} steps from outside: "
                     "return the Gymnasium environment itself, or leave the limit out"
                 )
             return env
         if not isinstance(env, gym.Env):
-            raise ValueError(f"{self.env_id} must return a Gymnasium environment or an AMAGOEnv, but returned {env!r}")
+            raise ValueError(
+                f"{self.env_id} must return a Gymnasium environment, a VectorEnv or an AMAGOEnv, but returned {env!r}"
+            )
         if self.max_steps is not None and name is None:
             env = gym.wrappers.TimeLimit(env, self.max_steps)
         wrapped = AMAGOEnv(env, env_name=name)

@@ -65,6 +65,8 @@ def make_experiment(args: Namespace, make_env: GymEnv | None = None) -> Experime
     env = make_env()
     observations = env.observation_space
     horizon = make_env.horizon(env)
+    if env.batched_envs > 1:  # its rows are the actors
+        args = Namespace(**vars(args) | {"env_mode": "already_vectorized", "parallel_actors": env.batched_envs})
     settings: dict[str, Any] = {}
     agent = cli_utils.switch_agent(settings, args.agent_type)
     choice = choose_settings(env, horizon, args.memory, args.traj_encoder, agent, plain=args.no_choices)
@@ -96,6 +98,8 @@ def spread_steps(args: Namespace, given: Namespace) -> None:
     Few steps are spread over the epochs that were chosen, so that there are as many updates; many are more epochs. Of the two, the
     user's arguments, ``given``, may set one.
     """
+    if args.steps < 1:  # of `amago.train`; the command refuses it
+        raise ValueError(f"--steps must be at least 1, got {args.steps}")
     if given.epochs is not None and given.timesteps_per_epoch is not None:
         raise ValueError("--steps sets --epochs or --timesteps_per_epoch, but both are given: leave one of the three out")
     each = -(-args.steps // args.parallel_actors)
