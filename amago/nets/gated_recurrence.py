@@ -6,7 +6,6 @@ Shapes: L timesteps first, then B sequences; E numbers of a timestep.
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from amago.nets.ff import FFBlock, Normalization
-from amago.nets.utils import Linear, WeightCache, at_least_float32, autocast_dtype, caches_nothing, check_positive
+from amago.nets.utils import Linear, at_least_float32, check_positive
 
 
 def set_forgetting(bias: Tensor, longest: float) -> None:
@@ -25,50 +24,6 @@ def set_forgetting(bias: Tensor, longest: float) -> None:
         raise ValueError(f"longest must be at least 1 timestep, got {longest}")
     with torch.no_grad():
         bias.uniform_(0.0, math.log(longest))
-
-
-class GRU(nn.GRU):
-    """`torch.nn.GRU`, batch first, whose steps without gradients multiply by packed weights (`amago.nets.utils.WeightCache`).
-
-    Attributes:
-        packs: the weights are large enough, and fast paths are on.
-    """
-
-    def __init__(self, d_inp: int, d_hidden: int, n_layers: int) -> None:
-        super().__init__(d_inp, d_hidden, n_layers, batch_first=True)
-        self._caches = [WeightCache() for _ in range(2 * n_layers)]
-        self.packs = self._caches[0].packs(3 * d_hidden * d_hidden)
-
-    def train(self, mode: bool = True) -> GRU:
-        for cache in self._caches:
-            cache.clear()
-        return super().train(mode)
-
-    def continue_from(self, state: Tensor, seq: Tensor) -> Tensor:
-        """(B, L, d_inp) -> (B, L, d_hidden), and the next state, written to ``state`` (n_layers, B, d_hidden)."""
-        if not self.packs or caches_nothing() or not self._acts(seq, state):
-            out, new = self(seq, state.clone())  # a graph of this call must not contain the tensor that is written next
-            state.detach().copy_(new.detach())
-            return out
-        x, H = seq.squeeze(1), self.hidden_size
-        for h, layer, (inp, rec) in zip(state, self.all_weights, zip(self._caches[::2], self._caches[1::2])):
-            w_inp, w_rec, b_inp, b_rec = layer
-            of_x = inp.linear(x, (w_inp,), partial(_itself, w_inp), b_inp)
-            of_h = rec.linear(h, (w_rec,), partial(_itself, w_rec), b_rec)
-            gates = (of_x[:, : 2 * H] + of_h[:, : 2 * H]).sigmoid_()  # reset, update
-            new = torch.addcmul(of_x[:, 2 * H :], gates[:, :H], of_h[:, 2 * H :]).tanh_()
-            x = torch.lerp(new, h, gates[:, H:])
-            h.copy_(x)
-        return x.unsqueeze(1)
-
-    @staticmethod
-    def _acts(seq: Tensor, state: Tensor) -> bool:
-        exact = seq.dtype == state.dtype == torch.float32 and seq.is_cpu and autocast_dtype(seq.device) is None
-        return exact and seq.shape[1] == 1 and len(seq) > 1
-
-
-def _itself(weight: Tensor) -> Tensor:
-    return weight
 
 
 class MinGRU(nn.Module):

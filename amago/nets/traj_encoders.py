@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from amago.nets import transformer
 from amago.nets.ff import FFBlock, LayerType, Normalization
-from amago.nets.gated_recurrence import GRU, GatedRecurrenceBlock, MinGRU, set_forgetting
+from amago.nets.gated_recurrence import GatedRecurrenceBlock, MinGRU, set_forgetting
 from amago.nets.kv_cache import KVCache, TracedCache
 from amago.nets.mamba import Mamba, MambaBlock, MambaState
 from amago.nets.traj_base import TRAJ_ENCODERS, LayeredStateEncoder, named_traj_encoder
@@ -130,7 +130,7 @@ class GRUTrajEncoder(LayeredStateEncoder):
     ) -> None:
         super().__init__(tstep_dim, max_seq_len)
         check_positive(d_hidden=d_hidden, n_layers=n_layers, d_output=d_output)
-        self.rnn = GRU(tstep_dim, d_hidden, n_layers)
+        self.rnn = nn.GRU(tstep_dim, d_hidden, num_layers=n_layers, batch_first=True)
         if longest is not None:
             updates = slice(d_hidden, 2 * d_hidden)  # of the biases of reset, update and new gates
             for layer in range(n_layers):
@@ -151,7 +151,9 @@ class GRUTrajEncoder(LayeredStateEncoder):
             x, state = self.rnn(seq)
             hidden_state = state.detach()
         else:
-            x = self.rnn.continue_from(hidden_state, seq)
+            # a graph of this call must not contain the tensor that is written next
+            x, new = self.rnn(seq, hidden_state.clone())
+            hidden_state.detach().copy_(new.detach())
         out = self.out(x)
         return self.out_norm(out if self.shortcut is None else out + self.shortcut(seq)), hidden_state
 

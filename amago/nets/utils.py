@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 import gin
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -133,9 +132,9 @@ class WeightCache:
     """Cache one tensor that is derived from parameters, for forward passes without gradients.
 
     It is valid while every source is the same storage at the same version, and no optimizer has stepped. Writes through
-    ``Tensor.data`` raise no version: on CPUs 64 numbers of each source are compared with what they were, and modules call `clear`
-    when they change their mode. Where gradients are on, or a source is an inference tensor (which has no version), nothing is
-    cached. Threads may share a cache; copies of it are empty.
+    ``Tensor.data`` raise no version: modules call `clear` when they change their mode, which covers those of training. Where
+    gradients are on, or a source is an inference tensor (which has no version), nothing is cached. Threads may share a cache;
+    copies of it are empty.
     """
 
     def __init__(self) -> None:
@@ -144,7 +143,9 @@ class WeightCache:
 
     def clear(self) -> None:
         """Forget the value."""
-        self._entry: tuple[list[object], Tensor, list[NDArray[Any]], list[bytes]] | None = None
+        self._entry: tuple[list[object], Tensor, list[Tensor]] | None = (
+            None  # with the storages, which therefore no other tensor gets
+        )
 
     def get(
         self, sources: Iterable[Tensor | None], compute: Callable[[], Tensor], exact: bool = False, pack: bool = False
@@ -170,14 +171,12 @@ class WeightCache:
             key += (s.data_ptr(), s._version, s.dtype, s.device)
         key.append(dtype)
         entry = self._entry
-        if entry is not None and entry[0] == key and [x.tobytes() for x in entry[2]] == entry[3]:
+        if entry is not None and entry[0] == key:
             return entry[1]
-        samples = [_sample(s) for s in given if s.dtype in (torch.float32, torch.float64) and s.is_cpu]
-        seen = [x.tobytes() for x in samples]
         value = compute() if dtype is None else compute().to(dtype)
         if pack and self.packs(value.numel()) and value.is_cpu and value.dtype == torch.float32:
             value = _onednn()[0](value.detach())  # type: ignore[index]
-        self._entry = key, value, samples, seen
+        self._entry = key, value, [s.detach() for s in given]
         return value
 
     def packs(self, numel: int) -> bool:
@@ -200,12 +199,6 @@ class WeightCache:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_entry": None}
-
-
-def _sample(x: Tensor) -> NDArray[Any]:
-    """About 64 numbers of a tensor, sharing its storage, which therefore no other tensor gets."""
-    flat = x.detach().numpy().reshape(-1)
-    return flat[:: max(1, len(flat) // 64)]
 
 
 class CachedWeights(nn.Module):
