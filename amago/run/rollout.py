@@ -12,6 +12,7 @@ from typing import Any
 import gin
 import numpy as np
 import torch
+from torch import Tensor
 
 from amago.agent import BaseAgent
 from amago.envs.pool import ActorPool
@@ -101,6 +102,7 @@ class Rollout:
         self._in_flight: set[int] = set()  # groups whose environments step
         self._ended = np.zeros(pool.num_actors, dtype=np.int64)  # rollouts of each actor that have ended in this run
         self._quotas: Array | None = None  # of each actor; those that have reached theirs are idle
+        self._pinned: dict[tuple[int, int, str], Tensor] = {}
 
     @property
     def hidden_state(self) -> Any:
@@ -320,8 +322,8 @@ class Rollout:
         resets = pool.resets[rows]
         if resets.any():
             memory = agent.reset_hidden_state(memory, resets)
-        obs = {key: torch.from_numpy(array[rows]).to(self.device) for key, array in pool.obs.items()}
-        rl2s, time_idxs = (torch.from_numpy(array[rows]).to(self.device) for array in (pool.rl2s, pool.time_idxs))
+        obs = {key: self._on_device(rows, f"obs/{key}", array) for key, array in pool.obs.items()}
+        rl2s, time_idxs = self._on_device(rows, "rl2s", pool.rl2s), self._on_device(rows, "time_idxs", pool.time_idxs)
         if not pool.extras:
             actions, memory = agent.get_actions(obs, rl2s, time_idxs, memory, sample)
             return actions.cpu().numpy(), memory
@@ -334,3 +336,12 @@ class Rollout:
                 )
             array[rows] = value
         return actions.cpu().numpy(), memory
+
+    def _on_device(self, rows: slice, name: str, array: Array) -> Tensor:
+        """Rows of one of the pool's arrays; on a GPU through pinned memory, so that no copy waits."""
+        given = torch.from_numpy(array[rows])
+        if self.device.type != "cuda":
+            return given
+        if (rows.start, rows.stop, name) not in self._pinned:
+            self._pinned[rows.start, rows.stop, name] = torch.empty_like(given, pin_memory=True)
+        return self._pinned[rows.start, rows.stop, name].copy_(given).to(self.device, non_blocking=True)
