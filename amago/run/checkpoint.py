@@ -78,14 +78,14 @@ def _on_cpu(weights: Mapping[str, Tensor]) -> OrderedDict[str, Tensor]:
 def check_archive(file: BinaryIO) -> None:
     """Raise a ValueError for a file that `torch.save` cannot have written: its archives are never compressed. A compressed member may
     unpack to a thousand times its size; PyTorch's older format, which is no archive, allocates the size that its header declares."""
-    size = file.seek(0, os.SEEK_END)
+    at, size = file.tell(), file.seek(0, os.SEEK_END)
     try:
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
     except zipfile.BadZipFile as err:
         raise ValueError(f"not an archive written by torch.save: {err}") from None
     finally:
-        file.seek(0)
+        file.seek(at)
     for member in members:
         if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
             raise ValueError(f"its member {member.filename!r:.100} is compressed, which torch.save never does")

@@ -41,7 +41,7 @@ def standing(e):
     """The progress of an experiment, named as in a training state."""
     return {
         "epoch": e.epoch, "collected": e.position.collected, "trained": e.position.trained, "seed": e.run_seed,
-        "frames_by_env": e.frames_by_env, "updater": [e.learner.grad_steps, e.learner.skipped], "schedule": e.lr_schedule.last_epoch,
+        "frames_by_env": e.frames_by_env, "updater": e.learner.state_dict()[0]["updater"], "schedule": e.lr_schedule.last_epoch,
         "next_batch": e.train_dloader.next_batch, "explored": explored(e.actors.pools["train"].pool.state_dict()),
         "trajectories": len(e.dataset.store),
     }  # fmt: skip
