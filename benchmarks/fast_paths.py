@@ -76,7 +76,7 @@ def rows(options: Namespace) -> Iterator[Row]:
             if options.only not in name:
                 continue
             learner = learner or Learner(case)
-            agent = learner.updater.agent
+            agent = learner.agent
             if any(isinstance(m, types) for m in agent.modules()) and not (agent.exact and EnsembleMLP in types):
                 learner.update()
                 yield _row(name, agent, types, learner.update, 1, rounds, "s", 1.0)

@@ -319,7 +319,7 @@ def rows(options: Namespace) -> Iterator[Row]:
         if options.only not in case.name:
             continue
         learner = Learner(case)
-        ceiling = Ceiling(case, learner.updater.agent)
+        ceiling = Ceiling(case, learner.agent)
         learner.update()
         rounds = options.rounds or (1 if options.smoke else {32: 5, 128: 3}.get(case.length, 2))
         target = TARGET if case.length in TARGET_LENGTHS else None

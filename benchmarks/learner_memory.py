@@ -51,7 +51,7 @@ def activations(case: Case, agent: Any) -> float:
 
 def unavoidable(case: Case, learner: Learner) -> float:
     """The bytes that an update requires, see this module."""
-    agent = learner.updater.agent
+    agent = learner.agent
     trained = sum(p.numel() for p in agent.trainable_params)  # type: ignore[attr-defined]
     others = sum(p.numel() for p in agent.parameters()) - trained
     values = (getattr(learner.batch, f.name) for f in fields(Batch))
