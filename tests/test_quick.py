@@ -46,7 +46,8 @@ def test_three_lines(kind, tmp_path, monkeypatch, capsys):
     """Nothing is written but where it is asked, and no setting of the process changes."""
     monkeypatch.chdir(tmp_path)
     config.bind({"Agent.tau": 0.02})
-    agent = amago.train(ENVIRONMENTS[kind](), steps=80, **SMALL)
+    rows = {} if "vectorised" not in kind else {"parallel_actors": None}
+    agent = amago.train(ENVIRONMENTS[kind](), steps=80, **SMALL | rows)
     found = agent.evaluate(episodes=3)
     agent.save(tmp_path / "agent.pt")
     assert [p.name for p in tmp_path.iterdir()] == ["agent.pt"]
@@ -106,5 +107,6 @@ def test_what_is_refused():
         ValueError,
         (naming("Nothing-v0"), lambda: amago.train("Nothing-v0")),
         (naming("--steps", 0), lambda: amago.train("CartPole-v1", steps=0)),
+        (naming("parallel_actors", 3), lambda: amago.train(gym.vector.SyncVectorEnv([limited] * 3), steps=80, **SMALL)),
         ("leave one", lambda: amago.train("CartPole-v1", epochs=2, timesteps_per_epoch=5)),
     )

@@ -65,8 +65,9 @@ def make_experiment(args: Namespace, make_env: GymEnv | None = None) -> Experime
     env = make_env()
     observations = env.observation_space
     horizon = make_env.horizon(env)
-    if env.batched_envs > 1:  # its rows are the actors
-        args = Namespace(**vars(args) | {"env_mode": "already_vectorized", "parallel_actors": env.batched_envs})
+    if env.batched_envs > 1:  # its rows are the actors; another number that the user gives is refused by the pool
+        mode = "already_vectorized" if args.env_mode in ("auto", "sync") else args.env_mode
+        args = Namespace(**vars(args) | {"env_mode": mode, "parallel_actors": args.parallel_actors or env.batched_envs})
     settings: dict[str, Any] = {}
     agent = cli_utils.switch_agent(settings, args.agent_type)
     choice = choose_settings(env, horizon, args.memory, args.traj_encoder, agent, plain=args.no_choices)

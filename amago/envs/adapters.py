@@ -26,7 +26,7 @@ def from_pettingzoo(parallel_env: Any, env_name: str) -> AMAGOEnv:
     observation and gets no reward until then.
 
     Raises:
-        ValueError: the agents have different spaces.
+        ValueError: the agents have different spaces, or one does not begin with the others.
     """
     rows = _Agents(parallel_env)
     return AMAGOEnv(rows, env_name=env_name, batched_envs=rows.num_envs)
@@ -78,6 +78,8 @@ class _Agents(_Rows):
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self._last, _ = self.env.reset(seed=None if seed is None else int(np.ravel(seed)[0]), options=options)
+        if missing := [agent for agent in self.agents if agent not in self._last]:
+            raise ValueError(f"every agent must begin a rollout, but reset() returned no observation of {missing}")
         self._terminated: dict[str, bool] = {}
         return self._batch(), {}
 
@@ -94,12 +96,8 @@ class _Agents(_Rows):
         self._terminated |= terminated
         over = not self.env.agents
         reward = np.array([rewards.get(agent, 0.0) for agent in self.agents], dtype=np.float64)
-        ended = np.array([over and self._terminated.get(agent, False) for agent in self.agents])
-        batch, info = self._batch(), {}
-        if over:
-            info = {"final_obs": batch, "_final_obs": np.ones(self.num_envs, bool)}
-            truncated = ~ended
-            batch, _ = self.reset()
-        else:
-            truncated = np.zeros(self.num_envs, bool)
-        return batch, reward, ended, truncated, info
+        batch, none = self._batch(), np.zeros(self.num_envs, bool)
+        if not over:
+            return batch, reward, none, none, {}
+        ended = np.array([self._terminated.get(agent, False) for agent in self.agents])
+        return self.reset()[0], reward, ended, ~ended, {"final_obs": batch, "_final_obs": ~none}

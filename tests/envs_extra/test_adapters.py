@@ -44,7 +44,7 @@ def test_environments_of_stable_baselines3(tmp_path):
     assert len(found) >= 4
     for traj in found:
         assert traj.obs["observation"][:, 0].tolist() == [0, 1, 2, 3, 4]
-        assert np.allclose(traj.rews[:, 0] % 1, [0.01, 0.02, 0.03, 0.04])
+        assert np.allclose(traj.rews[:, 0], traj.actions[:, 0] + [0.01, 0.02, 0.03, 0.04])
     assert {bool(traj.dones[-1, 0]) for traj in found} == {True, False}, "a time limit is no termination"
 
 
@@ -100,7 +100,8 @@ def test_agents_of_pettingzoo(tmp_path):
         assert traj.obs["observation"][:, 1].tolist() == ([0, 1, 2, 3, 3] if agent == 0 else [0, 1, 2, 3, 4])
         assert traj.dones[-1, 0]
         paid = traj.rews[:, 0].tolist()
-        assert paid == [*traj.actions[:3, 0].tolist(), 0.0] if agent == 0 else len(paid) == 4
+        chosen = traj.actions[:, 0].tolist()
+        assert paid == (chosen[:3] + [0.0] if agent == 0 else chosen)
 
     class Mixed(Party):
         def action_space(self, agent):
@@ -108,3 +109,10 @@ def test_agents_of_pettingzoo(tmp_path):
 
     with pytest.raises(ValueError, match="'bob'"):
         from_pettingzoo(Mixed(), "Mixed")
+
+    class Late(Party):
+        def _observed(self):
+            return {a: obs for a, obs in super()._observed().items() if a != "bob"}
+
+    with pytest.raises(ValueError, match="'bob'"):
+        from_pettingzoo(Late(), "Late").reset()
