@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import html
 import math
 import re
 import shutil
 import sys
 import textwrap
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -84,6 +85,15 @@ def format_value(value: object, width: int = 80) -> str:
     """A description as text of at most ``width`` characters."""
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= width else f"{text[: width - 3]}..."
+
+
+def html_table(heads: Sequence[str], rows: Sequence[Sequence[object]], marks: Sequence[str] = ()) -> str:
+    """An HTML table without empty columns; "" without rows. All text is escaped; ``marks`` are attributes of the rows, as HTML."""
+    cells = [[html.escape("" if cell is None else format_value(cell, 400)) for cell in row] for row in rows]
+    kept = [i for i in range(len(heads)) if any(row[i] for row in cells)]
+    head = "".join(f"<th>{html.escape(heads[i])}</th>" for i in kept)
+    lines = [f"<tr{mark}>{''.join(f'<td>{row[i]}</td>' for i in kept)}</tr>" for mark, row in zip(marks or [""] * len(rows), cells)]
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>" if rows else ""
 
 
 def format_duration(seconds: float | None) -> str:

@@ -15,6 +15,7 @@ from torch import Tensor
 from amago.agent import BaseAgent
 from amago.compat.names import attributes
 from amago.data.batch import Batch
+from amago.describe import html_table
 from amago.envs.statistics import PhaseStatistics, ReturnHistory, SpecialMetricHistory
 from amago.loading import RLDataset
 from amago.loading.dataset import collection_ended
@@ -97,6 +98,12 @@ class Experiment(ExperimentSettings):
         self.console, self.moments = Console(speaks=False), CallbackList()
         self.building, self.acting, self.should_stop, self.run_seed = Building(self), Acting(self), False, 0
         self.phase_statistics: PhaseStatistics | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {', '.join(f'{k}: {v}' for k, v in console.state_of(self).items())}>"
+
+    def _repr_html_(self) -> str:
+        return html_table(("", type(self).__name__), list(console.state_of(self).items()))
 
     # ---- start and end -------------------------------------------------------------------------------------------------------
 
@@ -285,14 +292,16 @@ class Experiment(ExperimentSettings):
         """Run the remaining epochs.
 
         SIGINT, SIGTERM and SIGUSR1 finish the current step, save a training state and exit with code 128 + signal
-        (130, 143, 138); ``resume="auto"`` continues from there. Further signals change nothing. ``should_stop``, which callbacks set, ends
-        it when the epoch is finished.
+        (130, 143, 138); ``resume="auto"`` continues from there. Further signals change nothing. In a notebook and at a prompt, SIGINT
+        saves and returns, and another call goes on. ``should_stop``, which callbacks set, ends it when the epoch is finished.
         A run that was to train and has made no update raises `amago.run.data.NothingTrainedError`.
         """
         self.building.require("learn()")
         warn_if_nothing_to_do(self)
         self.building.open_log()
         self.building.resume()
+        if self.epoch >= self.epochs > 0:
+            self.print(f"nothing is left to do: {self.epoch} epochs are finished, and epochs={self.epochs}; more of them go on")
         try:
             with self.signals, self.console.learning(self):
                 while self.epoch < self.epochs and not self.should_stop:
@@ -304,7 +313,8 @@ class Experiment(ExperimentSettings):
             self.moments.call("on_end", self)
         except Stopped as stop:
             self.building.leave(stop)
-            raise
+            if not stop.is_interrupt:
+                raise
         except BaseException as err:
             self.moments.call("on_exception", self, err)
             raise

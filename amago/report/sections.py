@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from amago.describe import flatten, format_duration, format_rate, format_value
+from amago.describe import flatten, format_duration, format_rate, html_table
 from amago.report import curves as c
 from amago.report.curves import AXES, EACH, LATE, POINTS, STATISTICS, Curve, metric_names
 from amago.report.runs import FAULTS, NOT_SETTINGS, PHASES, Array, Group, Run, differences, recent_rate, status_of
@@ -170,15 +170,9 @@ def one_metric(content: Content, of: str, name: str, title: str, points: int = P
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[object]], groups: Sequence[str] = ()) -> str:
-    """An HTML table without empty columns; "" without rows. All text is escaped; ``groups`` name the group of each row, for the filter."""
-    if not rows:
-        return ""
-    cells = [[html.escape("" if cell is None else format_value(cell, 400)) for cell in row] for row in rows]
-    kept = [i for i in range(len(heads)) if any(row[i] for row in cells)]
-    head = "".join(f"<th>{html.escape(heads[i])}</th>" for i in kept)
-    marks = [f' data-group="{html.escape(g)}"' for g in groups] or [""] * len(rows)
-    lines = [f"<tr{mark}>{''.join(f'<td>{row[i]}</td>' for i in kept)}</tr>" for mark, row in zip(marks, cells)]
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
+    """`html_table` in a place that scrolls; ``groups`` name the group of each row, for the filter."""
+    inside = html_table(heads, rows, [f' data-group="{html.escape(g)}"' for g in groups])
+    return inside and f'<div class="scroll">{inside}</div>'
 
 
 def run_table(content: Content, cells: Callable[[Run], Sequence[Mapping[str, object]]]) -> str:

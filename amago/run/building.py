@@ -117,7 +117,7 @@ class Building:
     def require(self, what: str, writes: bool = True) -> None:
         """Refuse a call that comes too early, or, if it writes, before the earlier run in the directory was loaded."""
         if self.closed or self.e.policy_aclr is None:
-            raise RuntimeError(f"call Experiment.start() before {what}")
+            raise RuntimeError(f"{what} after close(): build a new Experiment" if self.closed else f"call Experiment.start() before {what}")
         if self.launch is not None:
             self.launch.check_call(what)
         if writes:
@@ -172,18 +172,24 @@ class Building:
         return True
 
     def leave(self, stop: Stopped) -> None:
-        """Save, call the callbacks, and close, after a signal."""
+        """Save after a signal; and call the callbacks and close, unless the process goes on."""
         e, before = self.e, self.e.rundir.saved
+        e.position.has_collected = False  # the next call collects the rest of the epoch
         try:
             if e.ckpt_interval:
                 e.save_checkpoint()
             if e.always_save_latest:
                 e.write_latest_policy()
-            saved = "saved; continue with resume='auto'" if e.rundir.saved > before else "nothing was saved"
-            e.print(f"stopped by a signal in epoch {e.epoch}; {saved} (exit code {stop.code})")
+            saved = "saved" if e.rundir.saved > before else "nothing was saved"
+            if stop.is_interrupt:
+                e.print(f"interrupted in epoch {e.epoch}; {saved}; learn() goes on from here")
+                return
+            how = "; continue with resume='auto'" if e.rundir.saved > before else ""
+            e.print(f"stopped by a signal in epoch {e.epoch}; {saved}{how} (exit code {stop.code})")
             e.moments.call("on_exception", e, stop)
         finally:
-            e.close()
+            if not stop.is_interrupt:
+                e.close()
 
     def close(self) -> None:
         """Close all parts but the callbacks; twice is fine."""

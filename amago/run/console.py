@@ -6,12 +6,12 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
 from amago.agent import BaseAgent
-from amago.describe import fit_width, format_duration, format_rate, natural_sort_key
+from amago.describe import fit_width, format_duration, format_rate, name_of, natural_sort_key
 from amago.run.callbacks import Callback, Run
 from amago.run.metric_names import AVERAGE_RETURN, ROLLOUT_LENGTH, SUCCESS
 from amago.run.settings import ExperimentSettings
@@ -49,7 +49,7 @@ class _Bar(tqdm):  # type: ignore[type-arg]
 
 
 class Console(Callback):
-    """Prints the progress of a run: lines to standard output, and a bar to standard error, where that is a terminal or a notebook.
+    """Prints the progress of a run: lines to standard output, and a bar where there is a terminal or a notebook.
 
     Args:
         progress: "rich": a line for each epoch and a bar for each phase; "plain": the lines; "none": neither.
@@ -60,7 +60,7 @@ class Console(Callback):
     def __init__(self, progress: str = "rich", speaks: bool = True, factors: Mapping[str, float] | None = None):
         self._factors = factors or {}
         self._speaks, self._lines = speaks, speaks and progress != "none"
-        self._draws = self._lines and progress == "rich" and _can_draw()
+        self._screen = _screen() if self._lines and progress == "rich" else None
         self._run: Run | None = None  # while `learn` runs
         self._rates: dict[str, float] = {}  # of the newest phase of each kind
         self._in_epoch: list[str] = []  # the kinds of phases that the epoch has had
@@ -89,7 +89,8 @@ class Console(Callback):
         if self._run is not None:
             title = f"epoch {self._run.epoch + 1}/{self._run.epochs} {title}"
         with _Bar(
-            desc=title, total=total, unit=unit, file=sys.stderr, disable=not self._draws, leave=False, dynamic_ncols=True, mininterval=0.5
+            desc=title, total=total, unit=unit, file=self._screen, disable=self._screen is None, leave=False, dynamic_ncols=True,
+            mininterval=0.5,
         ) as bar:  # fmt: skip
             phase = Phase(bar)
             try:
@@ -117,12 +118,14 @@ class Console(Callback):
         self._in_epoch = []
 
 
-def _can_draw() -> bool:
-    """True if standard error can show a bar: in a terminal or a notebook, not in a file or pipe."""
+def _screen() -> TextIO | None:
+    """The stream that can show a bar: standard error in a terminal, in a notebook the output that has the lines, too; None elsewhere."""
+    if type(sys.stdout).__module__.partition(".")[0] == "ipykernel":
+        return sys.stdout
     try:
-        return sys.stderr.isatty() or type(sys.stderr).__module__.partition(".")[0] == "ipykernel"
+        return sys.stderr if sys.stderr.isatty() else None
     except (AttributeError, ValueError):  # no standard error, or closed
-        return False
+        return None
 
 
 def epoch_line(experiment: Run, metrics: Mapping[str, float], rates: list[str], left: float | None) -> str:
@@ -183,6 +186,17 @@ def summary(
     }
     width = max(map(len, rows))
     return "\n".join(fit_width(f"  {k:<{width}}  {v}", width + 4) for k, v in rows.items() if v)
+
+
+def state_of(e: Any) -> dict[str, str]:
+    """A short description of an experiment."""
+    state = "closed" if e.building.closed else "started" if e.building.started else "not started"
+    parts = (e.agent_type, e.tstep_encoder_type, e.traj_encoder_type)
+    agent = ", ".join(part if isinstance(part, str) else name_of(part).rpartition(".")[2] for part in parts)
+    return {
+        "run": f"{e.run_name} ({e.run_dir})", "agent": agent, "state": state, "epoch": f"{e.epoch} of {e.epochs}",
+        "steps": f"{e.env_steps:,}", "updates": f"{e.grad_update_counter:,}",
+    }  # fmt: skip
 
 
 def _how_often(what: str, interval: int | None) -> str:

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 import uuid
@@ -30,6 +31,11 @@ _BETWEEN_LOOKS = 0.25  # seconds
 
 class Stopped(SystemExit):
     """Raised by ``learn()`` after a signal; ``code`` is 128 + the signal's number."""
+
+    @property
+    def is_interrupt(self) -> bool:
+        """True for SIGINT in a notebook or at a prompt, where the process goes on and ``learn()`` returns."""
+        return self.code == 128 + signal.SIGINT and "ps1" in vars(sys)
 
 
 class RankLostError(RuntimeError):
@@ -207,7 +213,7 @@ class Signals:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         after: dict[int, Any] = self._previous
-        if self._previous and isinstance(value, Stopped):
+        if self._previous and isinstance(value, Stopped) and not value.is_interrupt:
             after = dict.fromkeys(self._previous, _IgnoredUntilExit(weakref.ref(value), self._previous))
         for signum, handler in after.items():
             signal.signal(signum, handler)

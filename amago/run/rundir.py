@@ -275,6 +275,8 @@ class RunDir:
         self._replaces = begins and s.overwrite
         if self.refusal is None:
             self._register()
+        else:
+            self.release()  # nothing is written, and another experiment may begin in its place
 
     def _take_lock(self) -> None:
         if self._lock is None:
@@ -345,9 +347,11 @@ class RunDir:
         """True if a loaded file belongs to the earlier run, which this process then continues."""
         if self.refusal is None or not path.expanduser().resolve().is_relative_to(self.path.resolve()):
             return False
-        self.refusal = None
         if self._main:
+            if self.settings.learns:
+                self._take_lock()
             self._register()
+        self.refusal = None
         return True
 
     def describe_start(self, resumed: Path | None, epoch: int, steps: str) -> str:
