@@ -92,7 +92,9 @@ def html_table(heads: Sequence[str], rows: Sequence[Sequence[object]], marks: Se
     cells = [[html.escape("" if cell is None else format_value(cell, 400)) for cell in row] for row in rows]
     kept = [i for i in range(len(heads)) if any(row[i] for row in cells)]
     head = "".join(f"<th>{html.escape(heads[i])}</th>" for i in kept)
-    lines = [f"<tr{mark}>{''.join(f'<td>{row[i]}</td>' for i in kept)}</tr>" for mark, row in zip(marks or [""] * len(rows), cells)]
+    lines = [
+        f"<tr{mark}>{''.join(f'<td>{row[i]}</td>' for i in kept)}</tr>" for mark, row in zip(marks or [""] * len(rows), cells)
+    ]
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>" if rows else ""
 
 

@@ -20,8 +20,11 @@ from amago.cli.lists import EXTRAS, missing, unmet
 from amago.describe import fit_width, flatten, format_value
 from amago.envs.pool.subprocess import usable_cores
 from amago.run import checkpoint
+from amago.run.callbacks import LogRow
 from amago.run.checkpoint import CheckpointError
+from amago.run.plots import read_metrics
 from amago.run.record import SETTINGS_FILE, read_record
+from amago.run.rules import findings
 
 Finding = tuple[str, str, str, str]
 """What was examined; "ok", "note" (it could be better, or is missing that not every run needs) or "PROBLEM"; words; advice."""
@@ -31,7 +34,7 @@ _OF_EVERY_RUN = ("run_name", "ckpt_base_dir", "resume", "overwrite")  # differ w
 def add_arguments(parser: ArgumentParser) -> None:
     parser.description = (
         "Without RUN, examine this machine and this installation: versions, processor, memory, disk, GPUs, and the extras of --need ('amago "
-        "list extras' shows all). With one RUN, examine its training states. With two, print the settings in which they differ: fields, "
+        "list extras' shows all). With one RUN, examine its training states and its log. With two, print the settings in which they differ: fields, "
         "parameters, versions, git commit and machine. Nothing is changed, and nothing is sent. Exit code: 0 nothing is wrong or differs, 1 "
         "something is, 2 there is no record to compare. Example: amago doctor --need report video"
     )
@@ -119,6 +122,9 @@ def _training_states(run_dir: Path) -> Iterator[Finding]:
             yield state.name, "ok", "complete", ""
         except CheckpointError as err:
             yield state.name, "PROBLEM", str(err), "resume='auto' takes the newest complete one"
+    if (run_dir / "metrics.jsonl").is_file():
+        for name, words, advice in findings([LogRow(**row) for row in read_metrics(run_dir)]):
+            yield name, "note", words, f"{advice} (docs/common_mistakes.md)"
 
 
 def _record(run_dir: Path) -> dict[str, Any]:

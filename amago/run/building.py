@@ -117,7 +117,9 @@ class Building:
     def require(self, what: str, writes: bool = True) -> None:
         """Refuse a call that comes too early, or, if it writes, before the earlier run in the directory was loaded."""
         if self.closed or self.e.policy_aclr is None:
-            raise RuntimeError(f"{what} after close(): build a new Experiment" if self.closed else f"call Experiment.start() before {what}")
+            raise RuntimeError(
+                f"{what} after close(): build a new Experiment" if self.closed else f"call Experiment.start() before {what}"
+            )
         if self.launch is not None:
             self.launch.check_call(what)
         if writes:

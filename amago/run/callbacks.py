@@ -45,7 +45,7 @@ class Run(Protocol):
 class LogRow:
     """One row of the log, of a section ("train", "val", "test", "buffer" or "rollout"), and the place of the run.
 
-    ``speeds``, in steps or updates a second, are not in ``metrics.jsonl``, of which only ``wall_time`` depends on the clock.
+    ``speeds``, in steps or updates a second, are not in ``metrics.jsonl``, of which only ``wall_time`` and ``memory`` depend on the machine.
     """
 
     section: str
@@ -56,6 +56,7 @@ class LogRow:
     wall_time: float  # seconds of the run, including the time before a resume
     charts: Mapping[str, float] = field(default_factory=dict)  # further numbers that curves may be drawn against
     speeds: Mapping[str, float] = field(default_factory=dict)
+    memory: float = 0.0  # GiB of this process and its children; 0.0 where it was not measured
 
 
 class Callback:

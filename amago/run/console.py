@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TextIO
@@ -12,8 +13,9 @@ from tqdm import tqdm
 
 from amago.agent import BaseAgent
 from amago.describe import fit_width, format_duration, format_rate, name_of, natural_sort_key
-from amago.run.callbacks import Callback, Run
+from amago.run.callbacks import Callback, LogRow, Run
 from amago.run.metric_names import AVERAGE_RETURN, ROLLOUT_LENGTH, SUCCESS
+from amago.run.rules import findings, watched
 from amago.run.settings import ExperimentSettings
 
 COLLECT, TRAIN, EVALUATE = "collect", "train", "evaluate"
@@ -64,6 +66,8 @@ class Console(Callback):
         self._run: Run | None = None  # while `learn` runs
         self._rates: dict[str, float] = {}  # of the newest phase of each kind
         self._in_epoch: list[str] = []  # the kinds of phases that the epoch has had
+        self._rows: deque[LogRow] = deque(maxlen=1_000)
+        self._found: set[str] = set()  # rules whose line is printed
         self._began, self._first = 0.0, 0  # when `learn` began, and in which epoch
 
     def print(self, text: str) -> None:
@@ -108,8 +112,15 @@ class Console(Callback):
         if self._run is None and metrics:  # evaluate_val() was called by itself
             self.print(f"epoch {experiment.epoch} | {_evaluation(metrics)}")
 
+    def on_log(self, experiment: Run, row: LogRow) -> None:
+        self._rows.append(watched(row))
+
     def on_epoch_end(self, experiment: Run, metrics: Mapping[str, float]) -> None:
         if self._lines:
+            for name, words, advice in findings(self._rows):
+                if name not in self._found:
+                    self._found.add(name)
+                    self.print(fit_width(f"note: {words}: {advice} ({name!r} in docs/common_mistakes.md)"))
             done, left = experiment.epoch - self._first, None
             if self._run is not None and done > 0:
                 left = (time.monotonic() - self._began) * (experiment.epochs - experiment.epoch) / done

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from amago.run.callbacks import Callback, LogRow
@@ -35,7 +37,7 @@ class Logger(Callback):
 
 
 class JsonlLogger(Logger):
-    """Writes each row as a line of JSON: ``{"epoch", "env_steps", "grad_steps", "wall_time", "section", "values"}``.
+    """Writes each row as a line of JSON: ``{"epoch", "env_steps", "grad_steps", "wall_time", "section", "values"}``, and "memory" once an epoch.
 
     Lines are appended without buffering, so that a killed run loses at most the line being written. If the disk is full, rows wait in
     memory. A value that is not finite is written as null.
@@ -55,6 +57,7 @@ class JsonlLogger(Logger):
         line: dict[str, Any] = {
             "epoch": row.epoch, "env_steps": row.env_steps, "grad_steps": row.grad_steps, "wall_time": row.wall_time,
             "section": row.section, "values": {k: (v if math.isfinite(v) else None) for k, v in row.values.items()},
+            **({"memory": row.memory} if row.memory else {}),
         }  # fmt: skip
         self._append(f"{json.dumps(line, allow_nan=False)}\n".encode())
 
@@ -153,6 +156,15 @@ class WandbLogger(Logger):
         self._run.finish()
 
 
+def memory_in_use() -> float:
+    """GiB of this process and its children."""
+    total, own = 0, psutil.Process()
+    for process in (own, *own.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):  # it has ended
+            total += process.memory_info().rss
+    return round(total / 2**30, 3)
+
+
 def to_floats(values: Mapping[str, Any]) -> dict[str, float]:
     """Convert tensors (to their mean) and NumPy scalars to floats, with one transfer from the device for all tensors."""
     tensors = {k: v for k, v in values.items() if isinstance(v, torch.Tensor)}
@@ -233,7 +245,10 @@ class RunLog:
         self.note(section, {**numbers, **speeds})
         if not self.loggers:
             return None
-        row = LogRow(section, numbers, **axes, wall_time=round(self.wall_time, 3), charts=charts or {}, speeds=speeds)
+        memory = memory_in_use() if section == "buffer" else 0.0  # once an epoch, as it takes milliseconds
+        row = LogRow(
+            section, numbers, **axes, wall_time=round(self.wall_time, 3), charts=charts or {}, speeds=speeds, memory=memory
+        )
         for logger in self.loggers:
             logger.on_log(None, row)
         return row

@@ -84,7 +84,7 @@ def test_the_bar_and_the_lines_are_one_stream(outputs):
     for streams, _, _ in outputs[1:4]:
         assert list(streams) == ["stdout"]
         assert "\r" in streams["stdout"]
-        assert all(re.match(r"epoch \d/3 \||interrupted|returned", line) for line in seen(streams["stdout"]))
+        assert all(re.match(r"epoch \d/3 \||note: |interrupted|returned", line) for line in seen(streams["stdout"]))
 
 
 def test_a_refused_experiment_keeps_no_other_from_the_run(outputs):
