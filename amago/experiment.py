@@ -229,7 +229,9 @@ class Experiment(ExperimentSettings):
             self.learner.average_gradients(self.group)
             ranks = self.group.gather([local_state(self)])
             if self.accelerator.is_main_process:
-                saved = self.checkpoints.save(number, snapshot(self, ranks), self.keep_training_states)
+                saved = self.checkpoints.save(
+                    number, snapshot(self, ranks), self.keep_training_states, self.keep_policy_weights
+                )
             self.accelerator.wait_for_everyone()
             if self.accelerator.is_main_process and saved:
                 self.moments.call("on_save_checkpoint", self, self.checkpoints.path_of(number))
@@ -296,10 +298,13 @@ class Experiment(ExperimentSettings):
         saves and returns, and another call goes on. ``should_stop``, which callbacks set, ends it when the epoch is finished.
         A run that was to train and has made no update raises `amago.run.data.NothingTrainedError`.
         """
+        if self.rundir.refusal is not None:  # here, and no deeper: the user's call is the next line of the traceback
+            raise self.rundir.refusal
         self.building.require("learn()")
         warn_if_nothing_to_do(self)
         self.building.open_log()
         self.building.resume()
+        self.plan_epochs(self.group.count, self.epoch, self.position.collected, self.env_steps)
         if self.epoch >= self.epochs > 0:
             self.print(f"nothing is left to do: {self.epoch} epochs are finished, and epochs={self.epochs}; more of them go on")
         try:
@@ -340,6 +345,8 @@ class Experiment(ExperimentSettings):
         if self.position.trained and (metrics := self.data.on_end_of_training()):
             self.log(metrics, "dataset")
         self.position.begin(n + 1)
+        if self.total_steps and not self.collects and self.env_steps >= self.total_steps:
+            self.should_stop = True
         self.moments.call("on_epoch_end", self, self.run_log.take_newest())
         self.should_stop = any(self.group.gather([self.should_stop]))
         if self.ckpt_interval and (n % self.ckpt_interval == 0 or self.epoch == self.epochs or self.should_stop):

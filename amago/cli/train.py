@@ -15,7 +15,7 @@ import numpy as np
 from amago import cli_utils, config
 from amago.agent import Agent, BaseAgent
 from amago.cli.gym_env import ENVIRONMENT, LIMIT, GymEnv, eval_command, write_args_file
-from amago.cli_utils.arguments import LIBRARY_DEFAULTS, at_least
+from amago.cli_utils.arguments import LIBRARY_DEFAULTS
 from amago.describe import fit_width
 from amago.envs import AMAGOEnv
 from amago.experiment import Experiment
@@ -48,8 +48,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     cli_utils.add_common_cli(parser)
     horizon = f"truncate rollouts after this many steps; if not given, at the environment's limit, and after {LIMIT} steps if it has none"
     parser.add_argument("--horizon", type=cli_utils.whole_number, default=None, help=horizon)
-    budget = "environment steps of all actors together: sets --epochs, and --timesteps_per_epoch where that gives fewer epochs than are chosen"
-    parser.add_argument("--steps", type=at_least(1), default=None, help=budget)
     memory = "auto: none for Gymnasium's own environments with vectors as observations, which are their whole state, else a transformer"
     parser.add_argument("--memory", default="auto", choices=MEMORIES, help=memory)
     plain = "do not choose settings for the environment: a small transformer, and the library's defaults"
@@ -87,7 +85,7 @@ def make_experiment(args: Namespace, make_env: GymEnv | None = None) -> Experime
     exploration = cli_utils.switch_exploration(settings, "egreedy", steps_anneal=max(1, steps // 2))
     cli_utils.use_config(settings, args.configs)
     return cli_utils.create_experiment_from_cli(
-        args, make_env, make_env, max_seq_len=args.max_seq_len, val_timesteps_per_epoch=val_steps, val_episodes=val_episodes,
+        args, make_env, make_env, max_seq_len=args.max_seq_len, total_steps=args.steps, val_timesteps_per_epoch=val_steps, val_episodes=val_episodes,
         tstep_encoder_type=tstep, traj_encoder_type=traj, agent_type=agent, exploration_wrapper_type=exploration,
         padded_sampling="both",  # sequences are shorter than rollouts: without padding the first and last steps are rarely sampled
     )  # fmt: skip

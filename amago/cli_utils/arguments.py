@@ -195,6 +195,8 @@ def _add_collecting(parser: ArgumentParser) -> None:
 
     add, switch = _group(parser, "data collection")
     add("parallel_actors", "number of environments that run in parallel", default=12)
+    budget = "environment steps of all actors together, in place of --epochs: the last epoch collects what is left"
+    add("steps", budget, dests=("common_steps",), type=at_least(1), action=_Together)
     add("timesteps_per_epoch", "environment steps of each actor in an epoch", default=1000)
     modes = "worker processes (async), this process (sync), or one environment with a batch dimension"
     add("env_mode", modes, default="async", choices=ENV_MODES)
@@ -283,7 +285,7 @@ def experiment_fields_from_cli(args: Namespace) -> dict[str, Any]:
         "ckpt_base_dir": args.buffer_dir, "parallel_actors": args.parallel_actors, "train_timesteps_per_epoch": args.timesteps_per_epoch,
         "env_mode": "sync" if args.no_async else args.env_mode, "start_learning_at_epoch": args.start_learning_at_epoch,
         "train_batches_per_epoch": None if batches is None else int(batches), "resume": args.resume, "overwrite": args.overwrite,
-        "share_buffer": args.share_buffer, "init_from": args.init_from, "log_to_wandb": args.log and not args.no_log,
+        "total_steps": given.get("common_steps"), "share_buffer": args.share_buffer, "init_from": args.init_from, "log_to_wandb": args.log and not args.no_log,
         "log_to_tensorboard": args.tensorboard, "verbose": not args.quiet, "progress": args.progress, "save_trajs_as": "segments",
         **optional,
     }  # fmt: skip

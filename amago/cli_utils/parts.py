@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Iterable, MutableMapping
+from contextlib import suppress
 from typing import Any
 
 import gymnasium as gym
@@ -86,13 +87,24 @@ def _chosen(kind: str, arch: Any) -> Any:
 
 def _switch(kind: str, arch: object, config: Config, options: dict[str, Any]) -> Any:
     chosen = _chosen(kind, arch)
-    selector = gin_config.selector_of(chosen)
+    gin_config.selector_of(chosen)
     for name, value in options.items():
-        if name not in gin_config.settable_parameters(selector):
-            known = gin_config.settable_parameters(selector)
-            raise ValueError(f"{chosen.__name__} has no argument {name!r}; {gin_config.suggestion(name, known)}")
-        config[f"{selector}.{name}"] = _chosen(_NAMED[name], value) if name in _NAMED else value
+        config[_full_name(chosen, name)] = _chosen(_NAMED[name], value) if name in _NAMED else value
     return chosen
+
+
+def _full_name(cls: Any, name: str) -> str:
+    """The gin name of an argument of a class, or of the base class that has it, where constructors pass ``**kwargs`` on."""
+    known: list[str] = []
+    for base in cls.__mro__[:-1] if isinstance(cls, type) else (cls,):
+        with suppress(ValueError):  # a class that gin does not know
+            selector = gin_config.selector_of(base)
+            if name in gin_config.settable_parameters(selector):
+                return f"{selector}.{name}"
+            known += gin_config.settable_parameters(selector)
+            if all(p.kind is not p.VAR_KEYWORD for p in gin_config.signature_of(selector).values()):
+                break
+    raise ValueError(f"{cls.__name__} has no argument {name!r}; {gin_config.suggestion(name, known)}")
 
 
 def switch_traj_encoder(

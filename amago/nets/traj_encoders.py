@@ -285,7 +285,7 @@ class TformerTrajEncoder(TrajEncoder):
         d_ff: inner width of the feed-forward part of a layer.
         dropout_ff, dropout_emb, dropout_attn, dropout_qkv: probabilities of dropping a number of the feed-forward output, the
             embedded input, the attention weights, and the queries, keys and values.
-        pos_emb: position embedding of the time index: "fixed", "learned" or "rope".
+        pos_emb: position embedding of the time index: "fixed", "learned", "rope" or "none".
         causal: False lets tokens attend to later ones, but not to padding; such a model cannot act step by step.
         sigma_reparam: reparametrise linear layers by their spectral norm.
         normformer_norms: use the extra norms of NormFormer.

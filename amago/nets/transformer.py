@@ -330,7 +330,7 @@ class TransformerLayer(nn.Module):
         return x + (self.dropout_ff(h) if self.training else h)
 
 
-_POS_EMBS = ("fixed", "learned", "learnable", "rope")
+_POS_EMBS = ("fixed", "learned", "learnable", "rope", "none")
 
 
 class Transformer(nn.Module):
@@ -341,7 +341,8 @@ class Transformer(nn.Module):
         layers: the `TransformerLayer`s.
         dropout_emb: probability of dropping a number of the embedded input.
         norm: of the output, as of `amago.nets.ff.Normalization`.
-        pos_emb: "fixed" (`FixedPosEmb`), "learned" or "learnable" (`LearnablePosEmb`), or "rope" (`rotate`).
+        pos_emb: "fixed" (`FixedPosEmb`), "learned" or "learnable" (`LearnablePosEmb`), "rope" (`rotate`), or "none": the order
+            shows only in which steps each one sees.
     """
 
     def __init__(
@@ -362,8 +363,8 @@ class Transformer(nn.Module):
         self.n_heads, self.d_model = layers[0].attention_layer.n_heads, d_model
         self.inp = Linear(d_inp, d_model)
         self.pos_emb: nn.Module
-        if pos_emb == "rope":
-            self.pos_emb = RotaryPosEmb(self.head_dim)
+        if pos_emb in ("rope", "none"):
+            self.pos_emb = RotaryPosEmb(self.head_dim) if pos_emb == "rope" else nn.Identity()
         else:
             self.pos_emb = FixedPosEmb(d_model) if pos_emb == "fixed" else LearnablePosEmb(d_model)
         self.dropout_emb = nn.Dropout(dropout_emb)
@@ -391,7 +392,7 @@ class Transformer(nn.Module):
     def preprocess_seq(self, seq: Tensor, time_idxs: Tensor) -> Tensor:
         """Embed inputs and times, (B, L, d_inp) -> (B, L, d_model), as the first layer takes them."""
         x = self.inp(seq)
-        if not isinstance(self.pos_emb, RotaryPosEmb):
+        if not isinstance(self.pos_emb, RotaryPosEmb | nn.Identity):
             summed = x + self.pos_emb(_flat(time_idxs))  # float32 under autocast too, as is the residual stream
             x = summed if autocast_dtype(x.device) else summed.to(x.dtype)
         return self.dropout_emb(x) if self.training else x

@@ -53,6 +53,7 @@ class Building:
         e.console = Console(e.progress, e.verbose and e.accelerator.is_main_process, factors)
         e.moments = CallbackList([e.console, *([] if launch is None else [launch]), *e.callbacks])
         e.group = Ranks(e.accelerator)
+        e.plan_epochs(e.group.count)
         e.signals = Signals(e.group)
         self._seed()
         self._prepared = True

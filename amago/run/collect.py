@@ -310,6 +310,8 @@ class Acting:
         if position.has_collected:  # another call in this epoch, or a loop of one's own
             position.collected = 0
         steps = (e.train_timesteps_per_epoch or 0) - position.collected
+        if e.total_steps is not None:
+            steps = min(steps, -((e.env_steps - int(e.total_steps)) // (int(e.parallel_actors) * e.group.count)))
         if steps <= 0:
             return
         rollout, phase = e.actors.train, ActingPhase(COLLECT, stoppable=True)

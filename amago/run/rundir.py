@@ -94,9 +94,9 @@ class RunCheckpoints:
         """The file with the policy's weights of an epoch."""
         return self.weights / f"policy_epoch_{epoch}.pt"
 
-    def save(self, epoch: int, snapshot: Snapshot, keep: int | None) -> bool:
+    def save(self, epoch: int, snapshot: Snapshot, keep: int | None, keep_weights: int | None = None) -> bool:
         """Save a training state and a separate file with the policy's weights, both named by their epoch, and delete all training states but
-        the ``keep`` newest (None: none); returns whether that succeeded."""
+        the ``keep`` newest, and all such files but the ``keep_weights`` newest (None: none); returns whether that succeeded."""
         weights, tensors, state = snapshot
 
         def write() -> None:
@@ -105,6 +105,9 @@ class RunCheckpoints:
             save_weights(weights, self.weights_of_epoch(epoch), description=self.description)
             checkpoint.save_training_state(self.path_of(epoch), without_aliases(weights), tensors, state)
             checkpoint.prune(self.states, keep)
+            files = sorted(self.weights.glob("policy_epoch_*.pt"), key=lambda path: path.stat().st_mtime_ns)
+            for path in [] if keep_weights is None else files[:-keep_weights]:
+                path.unlink(missing_ok=True)
 
         succeeded = self._try(write, f"the checkpoint of epoch {epoch} could not be saved", weights)
         self.saved += succeeded

@@ -150,12 +150,16 @@ class ExperimentSettings:
         dloader_workers: threads that read batches ahead; 0 reads in the training thread.
 
         epochs: number of epochs, each of one collection phase and one training phase; 0: `learn` does nothing.
+        total_steps: environment steps of all actors and processes; `learn` sets ``epochs`` to what the rest of them takes, and the last epoch
+            collects only what is left (each actor takes as many: the number is rounded up to a multiple of theirs). A process that never collects
+            ends with the epoch in which so many were delivered. None: ``epochs`` counts.
         start_learning_at_epoch, start_collecting_at_epoch: first epoch with training, or with collection; infinity: never.
         train_timesteps_per_epoch: steps of each actor in a collection phase; None or 0: no collection.
         train_batches_per_epoch: batches in a training phase.
         val_interval: evaluate every so many epochs; None or 0: never.
         ckpt_interval: save a training state every so many epochs; None or 0: never.
-        keep_training_states: number of training states to keep, the newest; None keeps all.
+        keep_training_states, keep_policy_weights: number of training states, and of files of the policy's weights beside them, to keep, the
+            newest; None keeps all.
         always_save_latest, always_load_latest: write, or read, ``ckpts/latest`` in every epoch, to pass weights between
             processes of one run.
         resume: "never"; "auto" (the newest complete training state, if there is any); or the number of an epoch. Settings that differ
@@ -247,7 +251,7 @@ class ExperimentSettings:
     env_workers: int | None = setting(None, check=optional(whole(1)), help="worker processes; if not given, one for each core")
     env_step_timeout: float = setting(60.0, check=number(above=0))
     max_env_restarts: int = setting(100, check=whole(0))
-    keep_training_states: int | None = setting(None, check=optional(whole(1)))
+    keep_training_states: int | None = setting(None, check=optional(whole(1)), help="training states to keep; all if not given")
     dset_root: str | None = setting(None, check=optional(path), resume=IGNORE)
     dset_name: str | None = setting(None, check=_OPTIONAL_TEXT, resume=IGNORE)
     dset_max_size: float = setting(math.inf, check=number(1), resume=IGNORE)
@@ -264,6 +268,8 @@ class ExperimentSettings:
     actor_learning_rate: float | None = setting(None, check=optional(_RATE))
     critic_learning_rate: float | None = setting(None, check=optional(_RATE))
     ema_decay: float = setting(0.0, check=_DECAY, resume=_AVERAGE)
+    total_steps: int | None = setting(None, check=optional(whole(1)))
+    keep_policy_weights: int | None = setting(100, check=optional(whole(1)))
 
     def __post_init__(self) -> None:
         if self.ckpt_base_dir is REQUIRED and self.dset_root is not None and self.dset_name is not None:
@@ -314,6 +320,14 @@ class ExperimentSettings:
     def collects(self) -> bool:
         """True if this process collects data in some epoch."""
         return bool(self.train_timesteps_per_epoch) and self.start_collecting_at_epoch < self.epochs
+
+    def plan_epochs(self, processes: int, epoch: int = 0, collected: int = 0, env_steps: int = 0) -> None:
+        """Set ``epochs`` to those that ``total_steps`` takes, after finished epochs, steps of each actor in the current one, and steps in all."""
+        each = int(self.parallel_actors) * processes
+        per_epoch = int(self.train_timesteps_per_epoch or 0) * each
+        if self.total_steps is not None and per_epoch and self.start_collecting_at_epoch < math.inf:
+            left = max(0, int(self.total_steps) - env_steps) + collected * each
+            self.epochs = max(epoch, int(self.start_collecting_at_epoch)) + -(-left // per_epoch)
 
     @functools.cached_property
     def exploration_plan(self) -> tuple[int, bool]:

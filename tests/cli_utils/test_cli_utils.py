@@ -2,6 +2,7 @@
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 
+import gin
 import pytest
 import tiny
 from messages import refused
@@ -76,6 +77,23 @@ def test_arguments_given_to_a_switch_win():
     settings = {}
     cli_utils.switch_traj_encoder(settings, "transformer", memory_size=32, d_ff=7)
     assert settings["amago.nets.traj_encoders.TformerTrajEncoder.d_ff"] == 7
+
+
+@gin.configurable
+class PassesOn(Agent):
+    def __init__(self, *args, bonus=0.0, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.bonus = bonus
+
+
+def test_an_agent_of_ones_own_takes_what_it_passes_on():
+    settings = {}
+    assert cli_utils.switch_agent(settings, PassesOn, gamma=0.75, bonus=2.0) is PassesOn
+    cli_utils.use_config(settings)
+    agent = tiny.agent(tiny.tmaze(), agent_type=PassesOn)
+    assert (agent.bonus, float(agent.gammas[-1])) == (2.0, 0.75)
+    with refused(ValueError, "PassesOn", "'gama'", "gamma"):
+        cli_utils.switch_agent({}, PassesOn, gama=0.5)
 
 
 def test_switches_refuse_what_does_not_exist():

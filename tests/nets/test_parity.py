@@ -85,6 +85,7 @@ MODELS = {
     "fixed": lambda: TformerTrajEncoder(D, MAX_LEN, **SMALL),
     "learned": lambda: TformerTrajEncoder(D, MAX_LEN, **SMALL, pos_emb="learned"),
     "rope": lambda: TformerTrajEncoder(D, MAX_LEN, **SMALL, pos_emb="rope"),
+    "no positions": lambda: TformerTrajEncoder(D, MAX_LEN, **SMALL, pos_emb="none"),
     "plain": lambda: TformerTrajEncoder(D, MAX_LEN, **SMALL, **PLAIN),
     "rmsnorm": lambda: TformerTrajEncoder(D, MAX_LEN, **SMALL, norm="rmsnorm", pos_emb="rope"),
     "vanilla rope": lambda: TformerTrajEncoder(D, MAX_LEN, **SMALL, attention_type=VanillaAttention, pos_emb="rope"),

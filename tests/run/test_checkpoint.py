@@ -235,6 +235,12 @@ def test_old_training_states_are_pruned(tmp_path):
 # ---- weights alone -------------------------------------------------------------------------------------------------------
 
 
+def test_old_files_of_weights_are_pruned(tmp_path):
+    e = tiny.learned(tmp_path, epochs=5, ckpt_interval=1, keep_policy_weights=2, keep_training_states=3)
+    assert {p.name for p in e.checkpoints.weights.iterdir()} == {"policy_epoch_3.pt", "policy_epoch_4.pt"}
+    assert len(list(e.checkpoints.states.iterdir())) == 3
+
+
 def test_weights_alone_leave_the_rest(tmp_path):
     e = learned(tmp_path, ckpt_interval=1)
     e.close()

@@ -53,6 +53,14 @@ def test_a_second_run_of_a_name_is_refused_with_the_ways_out(tmp_path, fields):
         started(tmp_path, **way).close()
 
 
+def test_a_refused_run_shows_the_call_that_was_refused(tmp_path):
+    tiny.learned(tmp_path, ckpt_interval=1).close()
+    e = tiny.started(tmp_path)
+    with pytest.raises(RunExistsError) as refusal:
+        e.learn()
+    assert len(refusal.traceback) == 2, "this function, and learn()"
+
+
 def test_overwriting_deletes_the_run_and_what_it_collected(tmp_path, capsys):
     e = learned(tmp_path, ckpt_interval=1, always_save_latest=True, log_to_tensorboard=True, epochs=2)
     protected = e.run_dir / "buffer" / "protected"

@@ -81,7 +81,7 @@ class Collector(Launched):
         settings.dset_root = settings.dset_name = None
         settings.dset_max_size = settings.dset_max_steps = settings.dset_max_bytes = float("inf")
         settings.exploration_plan = settings.exploration_plan  # of the run, whose epochs end; a collector's do not
-        settings.epochs, settings.resume, settings.overwrite = _FOR_EVER, "never", False
+        settings.epochs, settings.total_steps, settings.resume, settings.overwrite = _FOR_EVER, None, "never", False
         settings.init_from, settings.share_buffer = None, False
         settings.callbacks = ()  # they are the learner's, which logs all rollouts and evaluations
         settings.verbose = settings.log_to_wandb = settings.log_to_tensorboard = False

@@ -37,6 +37,7 @@ def join(settings: ExperimentSettings) -> Launched | None:
     callback = Collector(assignment) if assignment.kind == "collector" else Learner(assignment)
     if os.environ.get(RANKS_FILE):
         _join_ranks()
+    settings.plan_epochs(1)  # before the fields that it takes change
     callback.apply(settings)
     _joined.append(assignment.name)
     return callback
