@@ -87,6 +87,12 @@ def format_value(value: object, width: int = 80) -> str:
     return text if len(text) <= width else f"{text[: width - 3]}..."
 
 
+def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of lines, columns aligned."""
+    width = [max(map(len, column)) for column in zip(heads, *rows)]
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, width)).rstrip() for row in (heads, *rows))
+
+
 def html_table(heads: Sequence[str], rows: Sequence[Sequence[object]], marks: Sequence[str] = ()) -> str:
     """An HTML table without empty columns; "" without rows. All text is escaped; ``marks`` are attributes of the rows, as HTML."""
     cells = [[html.escape("" if cell is None else format_value(cell, 400)) for cell in row] for row in rows]

@@ -477,7 +477,8 @@ class Experiment(ExperimentSettings):
             gamma: the discount whose policy acts; None: the one that acts in training (``Agent.rollout_gamma_idx``).
 
         Returns:
-            the metrics, by name; a ValueError where the agent has no such discount.
+            the metrics by name, and ``returns``, ``metrics`` and ``attempts`` of the rollouts of all processes, with intervals
+            (`amago.run.results.Evaluation`); a ValueError where the agent has no such discount.
         """
         self.building.require("evaluate_test()")
         with acting_by(self.policy, gamma):  # refuses an unknown discount before any actor starts

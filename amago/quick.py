@@ -19,6 +19,7 @@ from amago.cli.eval import evaluate_policy
 from amago.cli.gym_env import GymEnv
 from amago.policy import Policy, load_policy
 from amago.run.console import metrics_table
+from amago.run.results import Evaluation
 
 Env = str | gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any] | Callable[[], Any]
 
@@ -32,7 +33,7 @@ class TrainedPolicy(Policy):
 
     make_env: GymEnv
 
-    def evaluate(self, episodes: int = 20, actors: int = 8, seed: int | None = None, verbose: bool = True) -> dict[str, float]:
+    def evaluate(self, episodes: int = 20, actors: int = 8, seed: int | None = None, verbose: bool = True) -> Evaluation:
         """Play rollouts from their beginning; the memory of `act` is left alone.
 
         Args:
@@ -42,7 +43,7 @@ class TrainedPolicy(Policy):
             verbose: print the metrics, too.
 
         Returns:
-            the metrics, as of `amago.Experiment.evaluate_test`.
+            the metrics by name, and the figures of each rollout, as of `amago.Experiment.evaluate_test`.
 
         Raises:
             ValueError: ``episodes`` or ``actors`` is below 1, or no rollout ended.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from argparse import ArgumentParser, Namespace
@@ -28,6 +29,7 @@ from amago.run.evaluate import NUMBER_OF_ROLLOUTS, evaluate
 from amago.run.metrics import TensorBoardLogger
 from amago.run.plots import read_metrics
 from amago.run.process import draw_seed
+from amago.run.results import Evaluation
 from amago.spaces import space_differences
 
 TAG = "eval/video"
@@ -39,6 +41,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("run", help="run directory (its latest policy), or one of its checkpoints")
     add_playing_arguments(parser, episodes=40)
     parser.add_argument("--render", action="store_true", help="show one environment in a window")
+    parser.add_argument(
+        "--json", action="store_true", help="print the result as JSON: returns of each rollout, intervals, attempts"
+    )
     film = parser.add_argument_group("video").add_argument
     film("--video", type=Path, default=None, metavar="FILE", help="film one rollout as .mp4 or .gif, beside the evaluation")
     film("--tensorboard", action="store_true", help="log the video to TensorBoard, as in runs that log there anyway")
@@ -84,6 +89,8 @@ def run(args: Namespace) -> int:
 
 def _check_options(args: Namespace) -> None:
     """Refuse options that contradict each other, and output that cannot be written or shown, before anything is played."""
+    if args.json and (args.memory or args.video is not None):
+        raise ValueError("--json is for an evaluation alone: leave --memory and --video out")
     if args.memory and args.episodes < 2:
         raise ValueError(f"--episodes must be at least 2 with --memory, since an interval needs two, got {args.episodes}")
     if args.render:
@@ -108,8 +115,10 @@ def _evaluate(args: Namespace, policy: Policy, make_env: GymEnv, title: str) -> 
     metrics = evaluate_policy(policy, make_env, args.episodes, actors, args.seed, mode, progress=True)
     ended = int(metrics[NUMBER_OF_ROLLOUTS])
     if ended < args.episodes:  # only possible where the environment has no time limit
-        print(f"only {ended} of {args.episodes} rollouts ended within the steps of each actor, so short ones are favoured")
-    print(metrics_table(metrics, title=title))
+        short = f"only {ended} of {args.episodes} rollouts ended within the steps of each actor, so short ones are favoured"
+        print(short, file=sys.stderr if args.json else sys.stdout)
+    result = {"environment": make_env.env_id, "all": dict(metrics), **metrics.as_json()}
+    print(json.dumps(result, indent=1) if args.json else metrics_table(metrics, title=title))
 
 
 def evaluate_policy(
@@ -120,7 +129,7 @@ def evaluate_policy(
     seed: int | None,
     render_mode: str | None = None,
     progress: bool = False,
-) -> dict[str, float]:
+) -> Evaluation:
     """The metrics of rollouts of a policy's agent, each from its beginning; ValueError if none ends.
 
     ``episodes`` rollouts (fewer if not as many end), of at most ``actors`` environments side by side; a ``seed`` of None is random.

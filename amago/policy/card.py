@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import shutil
@@ -23,12 +22,12 @@ from amago import __version__
 from amago.envs import AMAGOEnv
 from amago.policy.acting import Policy
 from amago.policy.load import load_policy
-from amago.policy.memory import Estimate
 from amago.policy.playing import play
 from amago.policy.spec import SPEC_FILE, modules_of, without_run
 from amago.run.checkpoint import load_weight_file, save_weights
 from amago.run.plots import read_metrics
 from amago.run.record import read_record
+from amago.run.results import Estimate, Figures
 
 WEIGHTS_FILE, PAGE_FILE = "policy.safetensors", "README.md"
 FILES = (
@@ -53,12 +52,11 @@ class HubError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Results:
+class Results(Figures):
     """Results of an agent without exploration.
 
     Attributes:
-        returns: sum of rewards of each rollout, by environment name.
-        metrics: the environments' own metrics, by name.
+        returns, metrics: of `amago.run.results.Figures`.
         steps: of all rollouts.
         greedy: actions were the mode of the policy; else they were sampled from it.
         seed: of the first environment (the others have the numbers that follow) and of the policy's samples.
@@ -72,32 +70,9 @@ class Results:
     seed: int = 0
     broken_off: int = 0
 
-    @property
-    def scores(self) -> dict[str, Estimate]:
-        """The returns, by environment name."""
-        return {name: Estimate.of(values) for name, values in self.returns.items()}
-
     def as_json(self) -> dict[str, Any]:
-        """Everything as JSON types, each rollout's return included."""
-        return {
-            "returns": {name: _as_json(v) | {"of_each": _finite(v)} for name, v in self.returns.items()},
-            "metrics": {name: _as_json(v) for name, v in self.metrics.items()},
-            "steps": self.steps, "actions": "mode" if self.greedy else "sampled", "seed": self.seed,
-            "rollouts_broken_off": self.broken_off,
-        }  # fmt: skip
-
-
-def _as_json(values: list[float]) -> dict[str, Any]:
-    score = Estimate.of(values)
-    interval = _finite([score.low, score.high])
-    return {"mean": _finite(score.mean), "interval_95": interval, "std": _finite(score.std), "rollouts": score.rollouts}
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN."""
-    if isinstance(value, list):
-        return [_finite(v) for v in value]
-    return value if math.isfinite(value) else None
+        about = {"actions": "mode" if self.greedy else "sampled", "seed": self.seed, "rollouts_broken_off": self.broken_off}
+        return {**super().as_json(), "steps": self.steps, **about}
 
 
 def measure(
@@ -227,7 +202,7 @@ def _header(title: str, results: Results, licence: str | None) -> ModelCardData:
         EvalResult(
             task_type="reinforcement-learning", task_name="reinforcement-learning", dataset_name=name, dataset_type=name, verified=False,
             metric_type="mean_reward", metric_name="mean return", metric_value=f"{score.mean:.2f} +/- {score.std:.2f}",
-            metric_args={"rollouts": score.rollouts, "interval_95": _finite([score.low, score.high])},
+            metric_args={"rollouts": score.rollouts, "interval_95": score.as_json()["interval_95"]},
         )
         for name, score in results.scores.items()
     ]  # fmt: skip

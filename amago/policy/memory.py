@@ -6,20 +6,22 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import indent
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor
 
 from amago.agent import BaseAgent
+from amago.describe import text_table
 from amago.envs import AMAGOEnv
 from amago.nets.policy_dists import Discrete
 from amago.nets.traj_encoders import TformerTrajEncoder
 from amago.policy.playing import FULL, THIS_ATTEMPT, EpisodeResult, Steps, View, evaluating, play
-from amago.report.curves import interval
 from amago.run.plots import COLORS, MARKERS
+from amago.run.results import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,35 +33,6 @@ ENOUGH = 0.1
 """A context is enough if it loses at most this share of the score that memory adds."""
 _PARTS = 10
 _NUMBER = re.compile(r"\b(Attempt|Trial) (\d+)\b")
-
-
-class Estimate(NamedTuple):
-    """A mean over rollouts.
-
-    Attributes:
-        low, high: the ends of its 95% percentile-bootstrap interval.
-        std: standard deviation of the rollouts (not of the mean).
-        rollouts: how many.
-    """
-
-    mean: float
-    low: float = np.nan
-    high: float = np.nan
-    std: float = np.nan
-    rollouts: int = 0
-
-    @classmethod
-    def of(cls, values: ArrayLike) -> Estimate:
-        """From one value a rollout (n,); values that are not finite are left out."""
-        array = np.asarray(values, np.float64)
-        kept = array[np.isfinite(array)]
-        if not len(kept):
-            return cls(np.nan)
-        low, high = interval(kept[:, None])
-        return cls(float(kept.mean()), float(low[0]), float(high[0]), float(kept.std()), len(kept))
-
-    def __str__(self) -> str:
-        return f"{self.mean:.3g} [{self.low:.3g}, {self.high:.3g}]"
 
 
 class Stages(NamedTuple):
@@ -342,10 +315,8 @@ def describe(view: View) -> str:
 
 def table(study: MemoryStudy) -> str:
     """Mean returns with intervals, a line for each view."""
-    rows = [("memory in sight", "return", "lost by that")]
-    rows += [(describe(v), str(study.estimate(v)), "" if v == FULL else str(study.gain(FULL, v))) for v in study.returns]
-    width = [max(len(row[i]) for row in rows) for i in range(2)]
-    return "\n".join(f"  {a:<{width[0]}}  {b:<{width[1]}}  {c}".rstrip() for a, b, c in rows)
+    rows = [(describe(v), str(study.estimate(v)), "" if v == FULL else str(study.gain(FULL, v))) for v in study.returns]
+    return indent(text_table(["memory in sight", "return", "lost by that"], rows), "  ")
 
 
 def attention_table(study: MemoryStudy) -> str:

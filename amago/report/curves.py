@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from amago.report.runs import POSITION, Array, Group, Run
+from amago.run.results import interval
 
 AXES = {"env_steps": "environment steps", "grad_steps": "updates", "wall_time": "hours"}
 POINTS = 200
 """Points of an aggregated curve."""
-RESAMPLES = 1_000
-"""Of a bootstrap interval."""
 LATE = 0.2
 """The share of a run, at its end, whose evaluations make up its final score."""
 EACH = "each run"
 """The choice that draws every run by itself, in addition to `STATISTICS`."""
 _VALUES = ("Q(s, a) (gamma=", "TD Target (gamma=")  # estimates of returns, which the log has times the reward multiplier
 _NEAR = 0.05  # of an axis: a run that ends so shortly before the last one of its group counts to the end
-_ATTEMPT = re.compile(r"\b(Attempt|Trial|Episode|Round|Game|Step|Time) (\d+)\b")
 
 
 class Curve(NamedTuple):
@@ -58,18 +55,6 @@ def interquartile_mean(values: Array, axis: int = 0) -> Array:
 
 Statistic = Callable[..., Array]
 STATISTICS: dict[str, Statistic] = {"mean": np.mean, "IQM": interquartile_mean}
-
-
-def interval(values: Array, statistic: Statistic = np.mean) -> tuple[Array, Array]:
-    """The 95% percentile-bootstrap interval of a statistic over axis 0, for each column of (runs, points). One run has no spread."""
-    drawn = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))
-    if statistic is np.mean:  # as a product of matrices, which is many times faster
-        times = np.stack([(drawn == i).sum(axis=1) for i in range(len(values))], axis=1)
-        resampled = times @ values / len(values)
-    else:
-        resampled = statistic(values[drawn], axis=1)
-    low, high = np.quantile(resampled, [0.025, 0.975], axis=0)
-    return low, high
 
 
 def aggregate(curves: Sequence[Curve], statistic: Statistic = np.mean, points: int = POINTS) -> Curve:
@@ -118,20 +103,6 @@ def metric_names(runs: Sequence[Run], section: str) -> list[str]:
 
 
 # ---- scores ----------------------------------------------------------------------------------------------------------------
-
-
-def by_attempt(names: Sequence[str]) -> dict[str, dict[int, str]]:
-    """Metrics that exist for several attempts, trials, episodes, rounds, games, steps or times:
-    {"Average ... Attempt # ...": {attempt, from 1: name}}. Steps and times keep their numbers."""
-    found: dict[str, dict[int, str]] = {}
-    for name in names:
-        match = _ATTEMPT.search(name)
-        if match is not None:
-            title = f"{name[: match.start()]}{match[1]} #{name[match.end() :]}"
-            found.setdefault(title, {})[int(match[2])] = name
-    several = {title: dict(sorted(own.items())) for title, own in found.items() if len(own) > 1}
-    first = {title: int(0 in own and not re.search(r"(Step|Time) #", title)) for title, own in several.items()}
-    return {title: {number + first[title]: name for number, name in own.items()} for title, own in several.items()}
 
 
 def late_mean(run: Run, section: str, name: str) -> float | None:

@@ -22,6 +22,7 @@ from amago.report.curves import AXES, EACH, LATE, POINTS, STATISTICS, Curve, met
 from amago.report.runs import FAULTS, NOT_SETTINGS, PHASES, Array, Group, Run, differences, recent_rate, status_of
 from amago.run.metric_names import AVERAGE_RETURN, RETURN_OF, ROLLOUT_LENGTH
 from amago.run.plots import COLORS
+from amago.run.results import by_attempt
 from amago.store import BadFileError, EvictedError, StoreError, TrajectoryStore
 
 Figure = dict[str, Any]
@@ -248,8 +249,8 @@ def updates(content: Content, section: Section) -> None:
 
 def adaptation(content: Content, section: Section) -> None:
     """Scores by attempt, and rewards by time in the rollout."""
-    of = next((of for of in ("test", "val") if c.by_attempt(metric_names(content.runs, of))), "val")
-    for title, attempts in c.by_attempt(metric_names(content.runs, of)).items():
+    of = next((of for of in ("test", "val") if by_attempt(metric_names(content.runs, of))), "val")
+    for title, attempts in by_attempt(metric_names(content.runs, of)).items():
         scores = [(i, group, c.final_scores(group, of, attempts)) for i, group in enumerate(content.groups)]
         drawn = [t for i, group, score in scores for t in traces(score, group.name, i, mode="lines+markers")]
         unit = title.partition(" #")[0].split()[-1].lower()

@@ -363,7 +363,9 @@ class Acting:
         self.log_faults(stats, key)
         metrics = self.e.policy_metrics(*histories)
         lengths = mean_length(self.e.group.gather([[episode.length for episode in stats.episodes]]))
-        return memory, {**metrics, **lengths} if metrics else {}, stats
+        if metrics:
+            metrics.update(lengths)
+        return memory, metrics, stats
 
     def test(
         self,

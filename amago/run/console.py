@@ -15,6 +15,7 @@ from amago.agent import BaseAgent
 from amago.describe import fit_width, format_duration, format_rate, name_of, natural_sort_key
 from amago.run.callbacks import Callback, LogRow, Run
 from amago.run.metric_names import AVERAGE_RETURN, ROLLOUT_LENGTH, SUCCESS
+from amago.run.results import Evaluation, by_attempt
 from amago.run.rules import findings, watched
 from amago.run.settings import ExperimentSettings
 
@@ -215,10 +216,13 @@ def _how_often(what: str, interval: int | None) -> str:
 
 
 def metrics_table(metrics: Mapping[str, float], title: str) -> str:
-    """Two columns, names and values, sorted by name after the average return."""
+    """Two columns, names and values, sorted by name after the average return; below, the tables of an `Evaluation`."""
     if not metrics:
         return f"{title}: no rollout ended; evaluate for more timesteps"
-    names = sorted(metrics, key=lambda k: (k != AVERAGE_RETURN, natural_sort_key(k)))
+    own = by_attempt(list(metrics.metrics)) if isinstance(metrics, Evaluation) else {}
+    of_attempts = {f"Average {name}" for names in own.values() for name in names.values()}
+    names = sorted(metrics.keys() - of_attempts, key=lambda k: (k != AVERAGE_RETURN, natural_sort_key(k)))
     width = max(map(len, names))
     lines = [f"{name:<{width}}  {metrics[name]:>12.4g}" for name in names]
-    return "\n".join([title, "-" * (width + 14), *lines])
+    tables = ["", str(metrics)] if isinstance(metrics, Evaluation) else []
+    return "\n".join([title, "-" * (width + 14), *lines, *tables])

@@ -13,6 +13,7 @@ from amago.agent import BaseAgent
 from amago.envs.pool import ActorPool
 from amago.envs.statistics import PhaseStatistics, ReturnHistory, SpecialMetricHistory
 from amago.run.metric_names import AVERAGE_RETURN, AVERAGE_RETURN_OF_ROLLOUTS, NUMBER_OF_ROLLOUTS, RETURN_OF, ROLLOUT_LENGTH
+from amago.run.results import Evaluation
 from amago.run.rollout import Rollout
 
 
@@ -40,7 +41,7 @@ def merge_specials(histories: Iterable[SpecialMetricHistory]) -> dict[str, list[
     )
 
 
-def summarise(returns: Mapping[str, Sequence[float]], specials: Mapping[str, Sequence[float]]) -> dict[str, float]:
+def summarise(returns: Mapping[str, Sequence[float]], specials: Mapping[str, Sequence[float]]) -> Evaluation:
     """The metrics of rollouts, by their names in the log; {} if no rollout ended.
 
     The mean return over environment names (each counts the same, however many rollouts it has), the mean over rollouts, and the number
@@ -52,7 +53,7 @@ def summarise(returns: Mapping[str, Sequence[float]], specials: Mapping[str, Seq
         specials: the environments' own metrics, as from `merge_specials`.
     """
     if not returns:
-        return {}
+        return Evaluation({}, {}, {})
     means = {name: float(np.mean(values)) for name, values in returns.items()}
     rollouts = [x for values in returns.values() for x in values]
     out = {
@@ -65,7 +66,7 @@ def summarise(returns: Mapping[str, Sequence[float]], specials: Mapping[str, Seq
         out[f"Bottom Quintile Total Return in {name}"] = float(np.percentile(values, 20))
         worst = sorted(values)[: max(1, len(values) // 5)]
         out[f"Mean of Bottom Quintile Total Return in {name}"] = float(np.mean(worst))
-    return out | {f"Average {name}": float(np.mean(v)) for name, v in specials.items()}
+    return Evaluation(out | {f"Average {name}": float(np.mean(v)) for name, v in specials.items()}, returns, specials)
 
 
 def warn_if_too_short(
@@ -113,7 +114,7 @@ def evaluate(
     device: torch.device | str = "cpu",
     seed: int | None = None,
     progress: bool = False,
-) -> dict[str, float]:
+) -> Evaluation:
     """Evaluate an agent in a pool of actors, without an `Experiment`; returns the metrics of `summarise`.
 
     Args:

@@ -18,7 +18,7 @@ from amago import config
 from amago.envs.builtin import TMazePassive
 from amago.policy import load_policy
 from amago.policy.card import Results, find_secrets, measure, write_card
-from amago.policy.memory import Estimate
+from amago.run.results import Estimate
 
 SEED = 3
 TOKEN = "hf_" + "Zz9" * 10

@@ -27,6 +27,7 @@ from amago.report.runs import (
     recent_rate,
     status_of,
 )
+from amago.run.results import by_attempt
 
 # ---- logs ------------------------------------------------------------------------------------------------------------------
 
@@ -128,7 +129,7 @@ def test_scores_by_attempt_are_found_by_their_numbers():
         (["Average Step 100 Return in c", "Average Step 5 Return in c"], {"Average Step # Return in c": [5, 100]}),
         (["Average Attempt 0 Success in a", "Average Success in a 3"], {}),
     ]:
-        assert {title: list(attempts) for title, attempts in curves.by_attempt(names).items()} == found
+        assert {title: list(attempts) for title, attempts in by_attempt(names).items()} == found
 
 
 def test_final_scores_are_means_of_the_last_fifth_of_updates(tmp_path):
