@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -22,6 +23,14 @@ from amago.spaces import NonFiniteError, ObsReader, from_description
 
 SUFFIXES = (".pt", ".safetensors")
 """Of files with a policy."""
+
+
+class RowMemory(NamedTuple):
+    """What a policy remembers of one environment: the sequence model's hidden state, the previous action (A,), and the time in the rollout."""
+
+    hidden: Any
+    previous: NDArray[np.float32]
+    time: int
 
 
 class Policy:
@@ -71,6 +80,35 @@ class Policy:
         self._prev = np.zeros((n, self.agent.action_spec.dim), dtype=np.float32)
         self._time = np.zeros((n, 1), dtype=np.int64)
 
+    def __repr__(self) -> str:
+        agent, rows = self.agent, "one environment" if self.num_envs is None else f"{self.num_envs} environments"
+        parts = " -> ".join(type(part).__name__ for part in (agent.tstep_encoder, agent.traj_encoder))
+        count = sum(p.numel() for p in agent.parameters())
+        how = "actions sampled" if self.sample else "the most likely actions"
+        return f"<{type(self).__name__} {type(agent).__name__}: {parts}, {count:,} parameters on {self.device}; {rows}, {self.action_space}, {how}>"
+
+    def memory(self, row: int = 0) -> RowMemory:
+        """A copy of what the policy remembers of an environment, the only one or number ``row``; `set_memory` goes on from it."""
+        return RowMemory(copy.deepcopy(self._row(row)), self._prev[row].copy(), int(self._time[row, 0]))
+
+    def set_memory(self, memory: RowMemory, row: int = 0) -> None:
+        """Let an environment go on from a `memory` of the same agent, taken of any row. A ValueError if it is of another agent."""
+        hidden = self._row(row)
+        if memory.previous.shape != self._prev[row].shape:
+            raise ValueError(f"the memory holds an action of {memory.previous.shape}, the agent's are {self._prev[row].shape}")
+        if hidden is None:
+            self._memory = copy.deepcopy(memory.hidden)
+        else:
+            _fill(hidden, memory.hidden)
+        self._prev[row], self._time[row, 0] = memory.previous, memory.time
+
+    def _row(self, row: int) -> Any:
+        """The hidden state of an environment, which shares storage."""
+        rows = self.num_envs or 1
+        if not 0 <= row < rows:
+            raise ValueError(f"row must be from 0 to {rows - 1}, got {row!r}")
+        return self._memory if rows == 1 else self.agent.slice_hidden_state(self._memory, row, row + 1)
+
     @property
     def gammas(self) -> tuple[float, ...]:
         """The discounts that the agent has a policy for: the valid values of ``load_policy(..., gamma=...)``."""
@@ -114,7 +152,9 @@ class Policy:
         """The description with the discount that acts, as files of policies hold it."""
         return self.description | ({} if self.gamma is None else {"gamma": self.gamma})
 
-    def act(self, obs: object, reward: ArrayLike | None = None, done: ArrayLike | None = None) -> Any:
+    def act(
+        self, obs: object, reward: ArrayLike | None = None, done: ArrayLike | None = None, deterministic: bool | None = None
+    ) -> Any:
         """Choose an action, and remember the observation.
 
         Args:
@@ -125,6 +165,7 @@ class Policy:
                 that step, and always if `hides_rewards`. Pass ``reward=0.0`` where there is no reward to observe.
             done: (B,) bool, or one for all: True where ``obs`` is the first of a new rollout: the memory, time and reward of that row
                 are cleared. None: nowhere (the first call, and the first after `reset`, begin new rollouts without it).
+            deterministic: take the mode of the policy; False: draw from it; None: as ``sample`` says.
 
         Returns:
             an action of ``action_space``; (B, ...) if ``num_envs`` was given.
@@ -144,7 +185,8 @@ class Policy:
         rl2s = rl2(rewards, self._prev)
         tensors = {k: self._tensor(v) for k, v in arrays.items()}
         steps = tensors, self._tensor(rl2s), self._tensor(self._time)
-        stored, self._memory = self.agent.get_actions(*steps, self._memory, self.sample)
+        sample = self.sample if deterministic is None else not deterministic
+        stored, self._memory = self.agent.get_actions(*steps, self._memory, sample)
         actions = stored.cpu().numpy()
         self._prev = self.agent.action_spec.to_vector(actions)
         self._time += 1
@@ -182,6 +224,20 @@ class Policy:
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array.copy()).to(self.device)
+
+
+def _fill(into: Any, source: Any) -> None:
+    """Copy the tensors and arrays of a hidden state into those of another of the same agent."""
+    arrays, parts = isinstance(into, Tensor | np.ndarray), isinstance(into, Mapping | list | tuple)
+    if type(into) is not type(source) or (arrays and into.shape != source.shape) or (parts and len(into) != len(source)):
+        raise ValueError("the memory is of another agent: its hidden state has other parts or sizes")
+    if arrays:
+        into[...] = source
+    elif parts:
+        for key in into if isinstance(into, Mapping) else range(len(into)):
+            _fill(into[key], source[key])
+    elif isinstance(getattr(into, "__dict__", None), dict):
+        _fill(vars(into), vars(source))
 
 
 # ---- discounts -------------------------------------------------------------------------------------------------------------
