@@ -22,13 +22,15 @@ _NEAR = 0.05  # of an axis: a run that ends so shortly before the last one of it
 
 
 class Curve(NamedTuple):
-    """Values over an axis; ``low`` and ``high`` are the ends of their interval, where several runs are summed up."""
+    """Values over an axis; ``low`` and ``high`` are the ends of their interval, where several runs are summed up, of which ``last`` have a value
+    at the end."""
 
     x: Array
     y: Array
     low: Array | None = None
     high: Array | None = None
     runs: int = 1
+    last: int = 1
 
 
 def series(run: Run, section: str, name: str, axis: str) -> Curve | None:
@@ -86,7 +88,7 @@ def aggregate(curves: Sequence[Curve], statistic: Statistic = np.mean, points: i
         if len(own):
             y[here] = statistic(own, axis=0)
             low[here], high[here] = interval(own, statistic)
-    return Curve(x, y, low, high, len(curves))
+    return Curve(x, y, low, high, len(curves), int(known[:, -1].sum()))
 
 
 def group_curve(

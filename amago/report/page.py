@@ -22,7 +22,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from amago.report.curves import AXES, EACH, STATISTICS
 from amago.report.runs import find_runs, group_runs, name_runs, read_run, status_of, walk
-from amago.report.sections import SECTIONS, Content, Figure, Section
+from amago.report.sections import SECTIONS, Content, Figure, Plot, all_figures, fill
 
 RELOAD_SECONDS = 10
 """Between two looks of a live page at the server."""
@@ -59,7 +59,8 @@ def render(paths: Sequence[str | Path], statistic: str = "mean", live: bool = Fa
     name_runs(runs)
     content = Content(group_runs(runs), live, unreadable)
     figures: dict[str, list[Figure]] = {}
-    body = "".join(_html_of(key, content, figures.setdefault(key, [])) for key in SECTIONS)
+    plots = all_figures(content)
+    body = "".join(_html_of(key, content, plots, figures.setdefault(key, [])) for key in SECTIONS)
     states = [status_of(run).state for run in runs]
     running = f"{states.count('running')} of {len(runs)} runs running"
     title = running if live else runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
@@ -87,12 +88,9 @@ def plotly_script() -> str:
     return script
 
 
-def _html_of(key: str, content: Content, figures: list[Figure]) -> str:
+def _html_of(key: str, content: Content, plots: Sequence[Plot], figures: list[Figure]) -> str:
     """The HTML of a section; its figures, to be drawn into it in order, are added to the list."""
-    title, fill = SECTIONS[key]
-    section = Section()
-    fill(content, section)
-    parts = []
+    section, parts = fill(key, content, plots), []
     for item in section.parts:
         if isinstance(item, str):
             parts.append(item)
@@ -100,7 +98,7 @@ def _html_of(key: str, content: Content, figures: list[Figure]) -> str:
             parts.append(f'<div class="figure" data-section="{key}" data-index="{len(figures)}"></div>')
             figures.append(item)
     parts += [f'<p class="missing">Left out: {html.escape(reason)}.</p>' for reason in section.missing]
-    return f'<section id="{key}"><h2>{title}</h2><div class="content">{"".join(parts)}</div></section>'
+    return f'<section id="{key}"><h2>{SECTIONS[key][0]}</h2><div class="content">{"".join(parts)}</div></section>'
 
 
 _COOKIE = "amago-watch"

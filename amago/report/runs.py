@@ -47,7 +47,7 @@ PATIENCE = 120.0
 _MANY = 20
 _CLOCK = 60.0  # clocks may have been set since
 _SPECTATOR = "amago.policy.filming.RecordVideo"  # a callback that changes nothing in a run
-_PARTS = frozenset({"ckpts", "buffer", "tensorboard", "wandb"})
+_PARTS = frozenset({"ckpts", "buffer", "tensorboard", "wandb", "launch"})  # the learner logs what launched collectors report
 _LAST_NUMBER = re.compile(r"(?:[_\-]?(?:seed|trial|run))?[_\-]?\d+$", re.IGNORECASE)
 
 
@@ -303,7 +303,12 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 def _distinction(own: Run, alike: Sequence[Run]) -> list[str]:
     """Up to three settings in which a run differs from others, such as "gamma=0.9", or else its environments or its name."""
     differ = differences([run.compared for run in alike])
-    words = [f"{k.rpartition('.')[2]}={format_value(v)}" for k, v in own.compared.items() if k in differ]
+    values = {
+        k: v.rpartition(".")[2] if isinstance(v, str) and v.replace(".", "").isidentifier() else v
+        for k, v in own.compared.items()
+        if k in differ
+    }
+    words = [f"{k.rpartition('.')[2]}={format_value(v)}" for k, v in values.items()]
     words = [word[:19] if word.startswith("commit=") else word for word in words if len(word) < 60]
     if not words and len({run.environments for run in alike}) > 1:
         words = [" and ".join(sorted(n.removeprefix(RETURN_OF) for n in own.environments)) or "no rollout yet"]

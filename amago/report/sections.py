@@ -27,25 +27,41 @@ from amago.store import BadFileError, EvictedError, StoreError, TrajectoryStore
 
 Figure = dict[str, Any]
 Trace = dict[str, Any]
-FIGURES: dict[str, tuple[tuple[str, str, str], ...]] = {
-    "Learning curves": (
-        ("val", AVERAGE_RETURN, "Mean return, evaluation"),
-        ("rollout", AVERAGE_RETURN, "Mean return, collection (with exploration)"),
-    ),
-    "Rollouts: length, exploration": (
-        ("val", ROLLOUT_LENGTH, "Mean length of rollouts, evaluation"),
-        ("rollout", ROLLOUT_LENGTH, "Mean length of rollouts, collection"),
-        ("rollout", "Epsilon", "Epsilon of the exploration"),
-    ),
-    "Updates: losses, gradients, values": tuple(
-        ("train", name, name)
-        for name in (
-            "Critic Loss", "Actor Loss", "Mean |TD Error| (main gamma)", "Gradient Norm", "Policy Entropy", "Advantage (main gamma)",
-            "Pct. of Actions Approved by Filter (main gamma)", "Learning Rate",
-        )
-    ),
-}  # fmt: skip
-"""Curves of the sections of the page that consist of curves, by title: (section of the log, metric, title)."""
+VALUES = "Values and returns"
+LONGEST = "*"
+"""In the name of a metric and in a legend: the longest discount of a group."""
+
+
+class Plot(NamedTuple):
+    """A figure over the axis that the reader chooses: its section of the page, title, and lines (section of the log, metric, words for
+    the legend), which differ in their dashes."""
+
+    section: str
+    title: str
+    lines: tuple[tuple[str, str, str], ...]
+    log_axis: bool = False
+
+
+def _train(name: str) -> Plot:
+    return Plot("updates", name, (("train", name, ""),), log_axis=name.endswith("Norm"))
+
+
+FIGURES = (
+    Plot("learning", "Mean return, evaluation", (("val", AVERAGE_RETURN, ""),)),
+    Plot("learning", "Mean return, collection (with exploration)", (("rollout", AVERAGE_RETURN, ""),)),
+    Plot("rollouts", "Mean length of rollouts, evaluation", (("val", ROLLOUT_LENGTH, ""),)),
+    Plot("rollouts", "Mean length of rollouts, collection", (("rollout", ROLLOUT_LENGTH, ""),)),
+    Plot("rollouts", "Epsilon of the exploration", (("rollout", "Epsilon", ""),)),
+    Plot("updates", VALUES, (
+        ("train", f"Q(s, a) (gamma={LONGEST})", f": Q(s, a), discount {LONGEST}"), ("train", f"TD Target (gamma={LONGEST})", ": its target"),
+        ("val", AVERAGE_RETURN, ": return of evaluations"),
+    )),
+    *map(_train, (
+        "Critic Loss", "Actor Loss", "Mean |TD Error| (main gamma)", "Gradient Norm", "Policy Entropy", "Advantage (main gamma)",
+        "Pct. of Actions Approved by Filter (main gamma)", "Learning Rate",
+    )),
+)  # fmt: skip
+"""The figures that every page has; `all_figures` adds those of environments and of metrics that no other figure draws."""
 MOST_FIGURES = 40
 NEWEST = 500
 """Trajectories that are read of each run's buffer."""
@@ -108,7 +124,8 @@ def traces(curve: Curve | None, name: str, i: int, suffix: str = "", **more: Any
     dash = _DASHES[i // len(colors) % len(_DASHES)]
     look = {"color": colors[i % len(colors)], "dash": dash, "width": 2, **more.pop("look", {})}
     common = {"type": "scatter", "legendgroup": html.escape(name), "meta": name}
-    seeds = f" ({curve.runs} seeds)" if curve.runs > 1 else ""
+    to_the_end = f", {curve.last} to the end" if curve.last < curve.runs else ""
+    seeds = f" ({curve.runs} seeds{to_the_end})" if curve.runs > 1 else ""
     line = {
         **common, "mode": "lines+markers" if len(x) < 30 else "lines", "x": x, "y": y, "line": look,
         "name": html.escape(f"{name}{suffix}{seeds}", quote=False), "showlegend": True, **more,
@@ -137,37 +154,64 @@ def figure(title: str, variants: Mapping[str, list[Trace]], x: str = "", y: str 
     return {"layout": {**titles[0], "xaxis": titles[1], "yaxis": {**titles[2], **yaxis}}, "variants": dict(variants)}
 
 
-def curve_figure(
-    content: Content, metrics: Callable[[Group], Sequence[tuple[str, str, str]]], title: str, points: int = POINTS, **yaxis: Any
-) -> Figure | None:
-    """Metrics of all groups, (section of the log, name, words for the legend), over an axis that the reader chooses; None without any.
+def all_figures(content: Content) -> list[Plot]:
+    """`FIGURES`, one for each environment where there are several, and those of all other metrics, of a program's own first."""
+    returns = [n for n in metric_names(content.runs, "val") if n.startswith(RETURN_OF)]
+    named = [Plot("environments", n.removeprefix(RETURN_OF), (("val", n, ""),)) for n in returns if len(returns) > 1]
+    drawn = {(of, name) for plot in FIGURES for of, name, _ in plot.lines}
+    logged = {(of, name): None for run in content.runs for of, names in run.log.names.items() for name in names}
+    rest = [
+        Plot("others", f"{name} ({PHASES.get(of, of)})", ((of, name, ""),))
+        for of, name in logged
+        if (of, name) not in drawn and not name.startswith((RETURN_OF, "TD Target (", "Q(s, a) (")) and name not in FAULTS
+    ]
+    order = ("val", "test", "rollout", "train", "buffer")
+    rest.sort(key=lambda plot: order.index(plot.lines[0][0]) if plot.lines[0][0] in order else -1)
+    return [*FIGURES, *named, *rest]
 
-    The metrics of a group differ in their dashes. Of very many groups, curves have fewer ``points``.
-    """
-    points = max(40, min(points, 6_000 // max(1, len(content.groups))))
+
+def draw(content: Content, section: Section, plots: Sequence[Plot]) -> None:
+    """Add the first `MOST_FIGURES` figures of a section; say what is not in the logs."""
+    missing = []
+    for plot in plots[:MOST_FIGURES]:
+        made = curve_figure(content, plot)
+        section.add(made)
+        missing += [] if made else [plot.title]
+    if missing:
+        section.missing.append(f"not in the logs: {', '.join(missing)}")
+    if len(plots) > MOST_FIGURES:
+        section.missing.append(f"{len(plots) - MOST_FIGURES} of {len(plots)} metrics, so that the page can be read")
+
+
+def curve_figure(content: Content, plot: Plot) -> Figure | None:
+    """The lines of a plot for all groups; None without any. Of very many groups, and in small figures, curves have fewer points."""
+    points = max(40, min(60 if plot.section in ("environments", "others") else POINTS, 6_000 // max(1, len(content.groups))))
     variants: dict[str, list[Trace]] = {}
     # without seeds to sum up there is one statistic
     statistics = (*STATISTICS, EACH) if any(len(g.runs) > 1 for g in content.groups) else ("mean",)
     for axis, statistic in itertools.product(AXES, statistics):
         found = variants.setdefault(f"{axis} {statistic}", [])
-        for i, group in enumerate(content.groups):
-            for j, (section, name, words) in enumerate(metrics(group)):
-                look = {"dash": _DASHES[j]} if words else {}
-                if statistic != EACH:
-                    curve = c.group_curve(group, section, name, axis, STATISTICS[statistic], points)
-                    found += traces(curve, group.name, i, words, look=look)
-                    continue
-                each = [(run, curve) for run in group.runs if (curve := c.series(run, section, name, axis)) is not None]
-                for k, (run, curve) in enumerate(each):
-                    more = {"showlegend": k == 0, "hovertext": html.escape(run.name), "mode": "lines"}
-                    found += traces(curve, group.name, i, words, look={**look, "width": 1}, **more)
-    made = figure(title, variants, **yaxis)
+        for (i, group), (j, line) in itertools.product(enumerate(content.groups), enumerate(plot.lines)):
+            look: dict[str, object] = {"dash": _DASHES[j]} if line[2] else {}
+            discount = _longest_discount(group)
+            if plot.title == VALUES and discount is None:
+                continue
+            of, name, words = (text.replace(LONGEST, discount or "") for text in line)
+            if statistic != EACH:
+                curve = c.group_curve(group, of, name, axis, STATISTICS[statistic], points)
+                found += traces(curve, group.name, i, words, look=look)
+                continue
+            each = [(run, curve) for run in group.runs if (curve := c.series(run, of, name, axis)) is not None]
+            for k, (run, curve) in enumerate(each):
+                more = {"showlegend": k == 0, "hovertext": html.escape(run.name), "mode": "lines"}
+                found += traces(curve, group.name, i, words, look={**look, "width": 1}, **more)
+    made = figure(plot.title, variants, **({"type": "log"} if plot.log_axis else {}))
     return made and {**made, "axes": AXES}
 
 
-def one_metric(content: Content, of: str, name: str, title: str, points: int = POINTS, **yaxis: Any) -> Figure | None:
-    """`curve_figure` of one metric."""
-    return curve_figure(content, lambda group: [(of, name, "")], title, points, **yaxis)
+def _longest_discount(group: Group) -> str | None:
+    found = re.findall(r"Q\(s, a\) \(gamma=([^)]+)\)", "\n".join(metric_names(group.runs, "train")))
+    return max(found, key=float, default=None)
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[object]], groups: Sequence[str] = ()) -> str:
@@ -217,45 +261,14 @@ def overview(content: Content, section: Section) -> None:
             section.note(f"{group.name}: of the runs with one seed, statistics over seeds count the newest alone.")
 
 
-def curves(content: Content, section: Section, title: str) -> None:
-    """A section with the figures of `FIGURES`."""
-    for of, metric, name in FIGURES[title]:
-        axis: dict[str, Any] = {"type": "log"} if metric.endswith("Norm") else {}
-        section.add(one_metric(content, of, metric, name, **axis), f"{name[0].lower()}{name[1:]}: not in the logs")
-    if any(len(group.seeds) > 1 for group in content.groups):
-        section.note(
-            "Lines are over the seeds of a group that have a value there, bands 95% bootstrap intervals of them (1,000 resamples of runs)."
-        )
-
-
-def updates(content: Content, section: Section) -> None:
-    """Values of the critics against returns; losses, gradient norms and the policy."""
-
-    def metrics(group: Group) -> list[tuple[str, str, str]]:
-        discounts = re.findall(r"Q\(s, a\) \(gamma=([^)]+)\)", "\n".join(metric_names(group.runs, "train")))
-        longest = max(discounts, key=float, default="none")
-        return [
-            ("train", f"Q(s, a) (gamma={longest})", f": Q(s, a), discount {longest}"),
-            ("train", f"TD Target (gamma={longest})", ": its target"),
-            ("val", AVERAGE_RETURN, ": return of evaluations"),
-        ]
-
-    if any(n.startswith("Q(s, a) (gamma=") for n in metric_names(content.runs, "train")):
-        section.add(curve_figure(content, metrics, "Values and returns"))
-    curves(content, section, "Updates: losses, gradients, values")
-    if not any(n.startswith("Q(s, a) (gamma=") for n in metric_names(content.runs, "train")):
-        section.missing.append("values and returns: the agent logs no 'Q(s, a)'")
-
-
 def adaptation(content: Content, section: Section) -> None:
     """Scores by attempt, and rewards by time in the rollout."""
-    of = next((of for of in ("test", "val") if by_attempt(metric_names(content.runs, of))), "val")
-    for title, attempts in by_attempt(metric_names(content.runs, of)).items():
-        scores = [(i, group, c.final_scores(group, of, attempts)) for i, group in enumerate(content.groups)]
-        drawn = [t for i, group, score in scores for t in traces(score, group.name, i, mode="lines+markers")]
-        unit = title.partition(" #")[0].split()[-1].lower()
-        words = "tests" if of == "test" else "evaluations"
-        section.add(figure(f"{title} ({words})", {"": drawn}, unit, rangemode="tozero"))
+    for of, words in (("val", "evaluations"), ("test", "tests")):
+        for title, attempts in by_attempt(metric_names(content.runs, of)).items():
+            scores = [(i, group, c.final_scores(group, of, attempts)) for i, group in enumerate(content.groups)]
+            drawn = [t for i, group, score in scores for t in traces(score, group.name, i, mode="lines+markers")]
+            unit = title.partition(" #")[0].split()[-1].lower()
+            section.add(figure(f"{title} ({words})", {"": drawn}, unit, rangemode="tozero"))
     if section.parts:
         section.note(f"Means of the evaluations in the last {100 * LATE:.0f}% of each run's updates; intervals are over seeds.")
     else:
@@ -338,30 +351,6 @@ def environments(content: Content, section: Section) -> None:
             rows.append([group.name, name.removeprefix(RETURN_OF), f"{score.y[0]:.4g}", ends])
     heads = ["group", "environment", "final return", "95% interval"]
     section.add(table(heads, rows, [row[0] for row in rows]), "no return yet")
-    draw_metrics(content, section, [("val", name, name.removeprefix(RETURN_OF)) for name in names])
-
-
-def others(content: Content, section: Section) -> None:
-    """Metrics that no other section draws, such as an environment's and an agent's own."""
-    drawn = {(of, name) for metrics in FIGURES.values() for of, name, _ in metrics}
-    logged = {(of, name): None for run in content.runs for of, names in run.log.names.items() for name in names}
-    rest = [
-        (of, name, f"{name} ({PHASES.get(of, of)})")
-        for of, name in logged
-        if (of, name) not in drawn and not name.startswith((RETURN_OF, "TD Target (", "Q(s, a) (")) and name not in FAULTS
-    ]
-    order = ("val", "test", "rollout", "train", "buffer")  # of sections; a program's own come first
-    draw_metrics(content, section, sorted(rest, key=lambda metric: order.index(metric[0]) if metric[0] in order else -1))
-    if not rest:
-        section.missing.append("the logs hold no others")
-
-
-def draw_metrics(content: Content, section: Section, metrics: Sequence[tuple[str, str, str]]) -> None:
-    """Add a small curve for each of the first `MOST_FIGURES` metrics: (section of the log, name, title)."""
-    for of, name, title in metrics[:MOST_FIGURES]:
-        section.add(one_metric(content, of, name, title, points=60))
-    if len(metrics) > MOST_FIGURES:
-        section.missing.append(f"{len(metrics) - MOST_FIGURES} of {len(metrics)} metrics, so that the page can be read")
 
 
 def throughput(content: Content, section: Section) -> None:
@@ -425,21 +414,34 @@ def machines(content: Content, section: Section) -> None:
     section.add(run_table(content, cells), "the runs have no settings.json")
 
 
-def _curves(title: str) -> tuple[str, Callable[[Content, Section], None]]:
-    return title, lambda content, section: curves(content, section, title)
+def learning(content: Content, section: Section) -> None:
+    """A note on lines over seeds, before the first ones."""
+    if any(len(group.seeds) > 1 for group in content.groups):
+        section.note(
+            "Lines are over the seeds of a group that have a value there, bands 95% bootstrap intervals of them (1,000 resamples of runs)."
+        )
 
 
-SECTIONS: dict[str, tuple[str, Callable[[Content, Section], None]]] = {
+SECTIONS: dict[str, tuple[str, Callable[[Content, Section], None] | None]] = {
     "runs": ("Runs", overview),
-    "learning": _curves("Learning curves"),
+    "learning": ("Learning curves", learning),
     "adaptation": ("Adaptation", adaptation),
     "environments": ("Returns by environment", environments),
-    "rollouts": _curves("Rollouts: length, exploration"),
-    "updates": ("Updates: losses, gradients, values", updates),
-    "others": ("Other metrics", others),
+    "rollouts": ("Rollouts: length, exploration", None),
+    "updates": ("Updates: losses, gradients, values", None),
+    "others": ("Other metrics", None),
     "throughput": ("Throughput", throughput),
     "faults": ("Faults", faults),
     "settings": ("Settings", settings),
     "machines": ("Machine and versions", machines),
 }
-"""{name in addresses: (title, function that fills it)}, in the order of the page."""
+"""{name in addresses: (title, function that adds more than figures)}, in the order of the page."""
+
+
+def fill(key: str, content: Content, plots: Sequence[Plot]) -> Section:
+    """A section of the page."""
+    section, more = Section(), SECTIONS[key][1]
+    if more is not None:
+        more(content, section)
+    draw(content, section, [plot for plot in plots if plot.section == key])
+    return section

@@ -9,7 +9,7 @@ import sys
 import pytest
 import tiny
 from report_pages import cells_of, data_of, figures_of, lines, shown, text_of
-from runs_on_disk import append, phases, row, write_run, write_settings
+from runs_on_disk import RETURN, append, phases, row, write_run, write_settings
 
 from amago.cli import main
 from amago.report.page import write_report
@@ -61,7 +61,9 @@ def test_axes_and_statistics_can_be_chosen(tmp_path, report):
 
 def test_lengths_exploration_and_metrics_of_a_users_own_are_drawn(tmp_path, report):
     path = write_run(tmp_path / "r", (1, 2), train={"My Loss": 3.0})
-    assert "length of rollouts" in text_of(report()), "runs of earlier versions lack them, which is said"
+    assert re.search("not in the logs: .*length of rollouts", text_of(report())), (
+        "runs of earlier versions lack them, which is said"
+    )
     append(path, row("val", {"Average Rollout Length": 12.5}, 2, 200, 20, 61.0))
     append(path, row("rollout", {"Average Rollout Length": 7.5, "Epsilon": 0.25}, 2, 300, 20, 70.0))
     append(path, row("mine", {"speed": 5.0}, 2, 200, 20, 99.0))
@@ -87,6 +89,31 @@ def test_adaptation_by_attempt(tmp_path, report):
     assert lines(figure) == {"r": ([1, 2, 3], [0.25, 0.5, 0.75])}
     assert figure["layout"]["xaxis"]["title"]["text"] == "attempt"
     assert figure["layout"]["yaxis"]["rangemode"] == "tozero"
+
+
+def test_a_test_leaves_the_adaptation_of_evaluations_on_the_page(tmp_path, report):
+    path = write_run(tmp_path / "r", (1, 2, 3), attempts=(0.25, 0.5))
+    tested = {f"Average Attempt {i} Success in lake": 0.1 for i in range(2)}
+    append(path, row("test", tested, 3, 300, 30, 99.0))
+    figures = figures_of(report())
+    assert lines(figures["Average Attempt # Success in lake (evaluations)"]) == {"r": ([1, 2], [0.25, 0.5])}
+    assert lines(figures["Average Attempt # Success in lake (tests)"]) == {"r": ([1, 2], [0.1, 0.1])}
+
+
+def test_a_line_says_how_many_of_its_runs_reach_its_end(tmp_path, report):
+    for seed, scores in enumerate([(0, 2), (0, 4, 8), (0, 6, 12)]):
+        write_run(tmp_path / f"lake_seed{seed}", scores, seed)
+    figure = figures_of(report())[EVALUATION]
+    assert lines(figure) == {"lake (3 seeds, 2 to the end)": ([0, 100, 200], [0, 4, 10])}
+
+
+def test_the_collectors_of_a_launch_are_no_runs(tmp_path, report):
+    run = write_run(tmp_path / "r", (1, 2))
+    append(run / "launch" / "collectors" / "a0", row("rollout", {RETURN: 5.0}, 0, 10))
+    page = report()
+    assert list(lines(figures_of(page)[EVALUATION])) == ["r"]
+    assert ">1 runs<" not in text_of(page)
+    assert "a0" not in text_of(page)
 
 
 def test_final_returns_by_environment(tmp_path, report):
@@ -195,8 +222,9 @@ def test_what_a_run_lacks_is_left_out_with_the_reason_and_damage_is_named(tmp_pa
     write_run(tmp_path / "bare", (), settings=False)
     text = text_of(report())
     for reason in (
-        "no evaluation has ended yet", "mean return, collection (with exploration): not in the logs", "scores by attempt",
-        "no replay buffer", "critic Loss: not in the logs", "no settings.json", "no update was skipped",
+        "no evaluation has ended yet", "not in the logs: Mean return, evaluation, Mean return, collection (with exploration)",
+        "scores by attempt", "no replay buffer", "not in the logs: Values and returns, Critic Loss", "no settings.json",
+        "no update was skipped",
     ):  # fmt: skip
         assert reason in text, reason
     path = write_run(tmp_path / "torn", (1, 2))

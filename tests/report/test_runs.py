@@ -198,6 +198,15 @@ def test_runs_of_other_settings_are_other_groups_whatever_their_names(tmp_path):
     assert list(groups_of(find_runs([tmp_path]))) == ["learning_rate=0.001", "learning_rate=0.01"], "trials of a search"
 
 
+def test_groups_are_named_after_the_parts_that_differ_in_short(tmp_path):
+    for i, part in enumerate(("GRUTrajEncoder", "FFTrajEncoder")):
+        write_run(tmp_path / f"trial_{i}", (1,), settings=False)
+        write_settings(tmp_path / f"trial_{i}", seed=0, traj_encoder_type=f"amago.nets.traj_encoders.{part}", bias=bool(i))
+    assert list(groups_of(find_runs([tmp_path]))) == [
+        "traj_encoder_type=GRUTrajEncoder, bias=False", "traj_encoder_type=FFTrajEncoder, bias=True",
+    ]  # fmt: skip
+
+
 def test_places_output_and_films_are_no_settings_and_other_callbacks_are(tmp_path):
     film = {"type": "amago.policy.filming.RecordVideo", "interval": 5}
     stop = {"type": "amago.run.callbacks.EarlyStopping", "patience": 3}
