@@ -72,7 +72,7 @@ def train(
         env: id of a registered environment, "module:function", or a function that makes a Gymnasium environment, a `VectorEnv` or an
             `amago.envs.AMAGOEnv`; or an environment or a `VectorEnv` of Gymnasium, which is copied.
         steps: environment steps of all actors together.
-        memory: "auto", "none", or the sequence model: "transformer", "gru", "mamba" or "mingru". "auto": none for Gymnasium's own
+        memory: "auto", "none", or the sequence model: "transformer", "gru", "lstm", "mamba" or "mingru". "auto": none for Gymnasium's own
             environments with vectors as observations, else a Transformer.
         directory: of the run, with its log, training states and replay buffer. A run that is there goes on from its newest training
             state. None: a temporary directory, which is deleted.

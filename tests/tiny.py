@@ -13,18 +13,19 @@ from amago import config
 from amago.envs import AMAGOEnv
 from amago.envs.builtin import TMazePassive
 from amago.loading import DiskTrajDataset
-from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder
+from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, LSTMTrajEncoder, TformerTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
 
 SMALL = {
     "FFTstepEncoder.n_layers": 1, "FFTstepEncoder.d_hidden": 16, "FFTstepEncoder.d_output": 12, "FFTrajEncoder.d_model": 16,
-    "GRUTrajEncoder.d_hidden": 16, "GRUTrajEncoder.d_output": 16, "GRUTrajEncoder.n_layers": 1, "TformerTrajEncoder.d_model": 16,
+    "GRUTrajEncoder.d_hidden": 16, "GRUTrajEncoder.d_output": 16, "GRUTrajEncoder.n_layers": 1,
+    "LSTMTrajEncoder.d_hidden": 16, "LSTMTrajEncoder.d_output": 16, "LSTMTrajEncoder.n_layers": 1, "TformerTrajEncoder.d_model": 16,
     "TformerTrajEncoder.n_heads": 2, "TformerTrajEncoder.d_ff": 32, "TformerTrajEncoder.n_layers": 1, "Actor.d_hidden": 16,
     "NCritics.d_hidden": 16, "Multigammas.discrete": [0.9], "Multigammas.continuous": [0.9],
 }  # fmt: skip
 MAMBA = {"MambaTrajEncoder.d_model": 16, "MambaTrajEncoder.d_state": 4, "MambaTrajEncoder.n_layers": 2}
 TWO_HOT = {"NCriticsTwoHot.d_hidden": 16, "NCriticsTwoHot.output_bins": 8}
-TRAJ = {"ff": FFTrajEncoder, "gru": GRUTrajEncoder, "transformer": TformerTrajEncoder}
+TRAJ = {"ff": FFTrajEncoder, "gru": GRUTrajEncoder, "lstm": LSTMTrajEncoder, "transformer": TformerTrajEncoder}
 CORRIDOR = 5
 EPISODE = CORRIDOR + 1
 """Steps of every episode of `tmaze`."""

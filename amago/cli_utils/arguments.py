@@ -12,7 +12,7 @@ from typing import Any
 
 from amago.cli_utils.parts import AGENTS, CNNS, REGISTRIES, TRAJ_ENCODERS
 from amago.envs.pool import ENV_MODES
-from amago.run.settings import PROGRESS, ExperimentSettings
+from amago.run.settings import LOG_TO, PROGRESS, ExperimentSettings
 
 SETTINGS = {field.name: field for field in dataclasses.fields(ExperimentSettings) if field.metadata["help"]}
 """Fields of `amago.Experiment` by the argument that `amago.run.settings.setting` declares for them."""
@@ -241,6 +241,7 @@ def _add_learning(parser: ArgumentParser) -> None:
     switch("log", "log to Weights & Biases (AMAGO_WANDB_PROJECT, AMAGO_WANDB_ENTITY)")
     switch("no_log", "do not log to Weights & Biases, whatever --log says")
     switch("tensorboard", "log to TensorBoard")
+    add("log_to", "loggers by name", nargs="*", default=(), choices=LOG_TO, metavar="NAME")
     films = "epochs between films of a rollout, in the run's directory, TensorBoard and Weights & Biases; if not given, there are none"
     add("video_interval", films)
     progress = "rich: a line for each epoch, and in a terminal a bar with the time left; plain: the lines alone; none: neither"
@@ -286,6 +287,6 @@ def experiment_fields_from_cli(args: Namespace) -> dict[str, Any]:
         "env_mode": "sync" if args.no_async else args.env_mode, "start_learning_at_epoch": args.start_learning_at_epoch,
         "train_batches_per_epoch": None if batches is None else int(batches), "resume": args.resume, "overwrite": args.overwrite,
         "total_steps": given.get("common_steps"), "share_buffer": args.share_buffer, "init_from": args.init_from, "log_to_wandb": args.log and not args.no_log,
-        "log_to_tensorboard": args.tensorboard, "verbose": not args.quiet, "progress": args.progress, "save_trajs_as": "segments",
+        "log_to_tensorboard": args.tensorboard, "log_to": args.log_to, "verbose": not args.quiet, "progress": args.progress, "save_trajs_as": "segments",
         **optional,
     }  # fmt: skip

@@ -114,7 +114,7 @@ def switch_traj_encoder(
 
     Args:
         config: {"Class.argument": value}, for `use_config`.
-        arch: "ff", "gru" (or "rnn"), "mamba", "mingru", "transformer", or a class.
+        arch: "ff", "gru" (or "rnn"), "lstm", "mamba", "mingru", "transformer", or a class.
         memory_size: width of the model, under the class's own name for it; None: its default.
         layers: number of layers; None: the class's default.
         kwargs: other arguments of the class. They win over ``memory_size`` and ``layers``.

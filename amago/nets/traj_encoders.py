@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import gin
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from amago.nets import transformer
 from amago.nets.ff import FFBlock, LayerType, Normalization
@@ -35,6 +36,10 @@ State: TypeAlias = Tensor | None
 register_traj_encoder = TRAJ_ENCODERS.register
 get_traj_encoder_cls = TRAJ_ENCODERS.find
 list_registered_traj_encoders = TRAJ_ENCODERS.names
+
+
+def _rnn_sizes(size: int) -> dict[str, int]:
+    return {"d_hidden": size, "d_output": size}
 
 
 @named_traj_encoder("identity")
@@ -101,21 +106,21 @@ class FFTrajEncoder(TrajEncoder):
         return self.out_norm(self.traj_last(x)), hidden_state
 
 
-@named_traj_encoder("gru", "rnn", sizes=lambda size: {"d_hidden": size, "d_output": size})
-@gin.configurable
-class GRUTrajEncoder(LayeredStateEncoder):
-    """A GRU (Cho et al. 2014, arXiv 1406.1078). The hidden state is a tensor (n_layers, B, d_hidden), written in place.
+class RNNTrajEncoder(LayeredStateEncoder):
+    """Base of PyTorch's recurrent layers, each with a gate that keeps its state second among its gates.
 
     A whole sequence, without a hidden state, returns the one after its last step.
 
     Args:
-        d_hidden: width of the GRU.
+        d_hidden: width of the recurrence.
         d_output: E, after a linear layer.
         norm: of the output alone.
         longest: None: PyTorch's initial values, with which the numbers of state forget over two timesteps.
         shortcut: add a linear function of the timestep itself to the output, before its norm, so that the present input need
             not pass through the gates (Ni et al. 2022, arXiv 2110.05038, give it to actor and critics).
     """
+
+    layer: ClassVar[type[nn.RNNBase]]
 
     def __init__(
         self,
@@ -130,32 +135,54 @@ class GRUTrajEncoder(LayeredStateEncoder):
     ) -> None:
         super().__init__(tstep_dim, max_seq_len)
         check_positive(d_hidden=d_hidden, n_layers=n_layers, d_output=d_output)
-        self.rnn = nn.GRU(tstep_dim, d_hidden, num_layers=n_layers, batch_first=True)
+        self.rnn = self.layer(input_size=tstep_dim, hidden_size=d_hidden, num_layers=n_layers, batch_first=True)
         if longest is not None:
-            updates = slice(d_hidden, 2 * d_hidden)  # of the biases of reset, update and new gates
+            keeping = slice(d_hidden, 2 * d_hidden)  # of the biases: a GRU's update gates, an LSTM's forget gates
             for layer in range(n_layers):
-                set_forgetting(self.rnn.get_parameter(f"bias_ih_l{layer}")[updates], longest)
-                nn.init.zeros_(self.rnn.get_parameter(f"bias_hh_l{layer}")[updates])
+                set_forgetting(self.rnn.get_parameter(f"bias_ih_l{layer}")[keeping], longest)
+                nn.init.zeros_(self.rnn.get_parameter(f"bias_hh_l{layer}")[keeping])
         self.out = Linear(d_hidden, d_output)
         self.shortcut = Linear(tstep_dim, d_output) if shortcut else None
         self.out_norm = Normalization(norm, d_output)
         self._emb_dim = d_output
 
-    def init_hidden_state(self, batch_size: int, device: torch.device | str) -> Tensor:
+    def init_hidden_state(self, batch_size: int, device: torch.device | str) -> Any:
         dtype = self.out.weight.dtype
         return torch.zeros((self.rnn.num_layers, batch_size, self.rnn.hidden_size), device=device, dtype=dtype)
 
-    def forward(self, seq: Tensor, time_idxs: Tensor, hidden_state: State = None, log_dict: Log = None) -> tuple[Tensor, State]:
-        self._check_input(seq, time_idxs, None if hidden_state is None else hidden_state.shape[1])
+    def forward(self, seq: Tensor, time_idxs: Tensor, hidden_state: Any = None, log_dict: Log = None) -> tuple[Tensor, Any]:
+        self._check_input(seq, time_idxs, None if hidden_state is None else pytree.tree_leaves(hidden_state)[0].shape[1])
         if hidden_state is None:
             x, state = self.rnn(seq)
-            hidden_state = state.detach()
+            hidden_state = pytree.tree_map(Tensor.detach, state)
         else:
             # a graph of this call must not contain the tensor that is written next
-            x, new = self.rnn(seq, hidden_state.clone())
-            hidden_state.detach().copy_(new.detach())
+            x, new = self.rnn(seq, pytree.tree_map(Tensor.clone, hidden_state))
+            pytree.tree_map(lambda before, after: before.detach().copy_(after.detach()), hidden_state, new)
         out = self.out(x)
         return self.out_norm(out if self.shortcut is None else out + self.shortcut(seq)), hidden_state
+
+
+@named_traj_encoder("gru", "rnn", sizes=_rnn_sizes)
+@gin.configurable
+class GRUTrajEncoder(RNNTrajEncoder):
+    """A GRU (Cho et al. 2014, arXiv 1406.1078). The hidden state is a tensor (n_layers, B, d_hidden), written in place. Its arguments are
+    those of `RNNTrajEncoder`."""
+
+    layer = nn.GRU
+
+
+@named_traj_encoder("lstm", sizes=_rnn_sizes)
+@gin.configurable
+class LSTMTrajEncoder(RNNTrajEncoder):
+    """An LSTM (Hochreiter & Schmidhuber 1997; forget gates: Gers et al. 2000). The hidden state is (h, c), each (n_layers, B, d_hidden),
+    written in place. Its arguments are those of `RNNTrajEncoder`."""
+
+    layer = nn.LSTM
+
+    def init_hidden_state(self, batch_size: int, device: torch.device | str) -> tuple[Tensor, Tensor]:
+        h = super().init_hidden_state(batch_size, device)
+        return h, torch.zeros_like(h)
 
 
 @named_traj_encoder("mingru")

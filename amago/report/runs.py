@@ -38,7 +38,7 @@ _COUNTED = ("Skipped Updates", "quarantined")  # from the start of the run on; t
 PHASES = {"rollout": "collection", "train": "training", "val": "evaluation", "test": "evaluation"}
 NOT_SETTINGS = frozenset({
     "run_name", "seed", "ckpt_base_dir", "dset_root", "dset_name", "resume", "overwrite", "share_buffer", "verbose", "progress",
-    "log_to_tensorboard", "log_to_wandb", "wandb_project", "wandb_entity", "wandb_group_name",
+    "log_to", "log_to_tensorboard", "log_to_wandb", "wandb_project", "wandb_entity", "wandb_group_name",
 })  # fmt: skip
 """Settings in which two runs of one group may differ: places of files, output, and seeds."""
 LOCK_FILE = ".lock"

@@ -1,14 +1,17 @@
-"""The log of a run: means of training metrics, rows, and loggers for ``metrics.jsonl``, TensorBoard and Weights & Biases."""
+"""The log of a run: means of training metrics, rows, and loggers: ``metrics.jsonl``, and those of the setting ``log_to``."""
 
 from __future__ import annotations
 
 import contextlib
+import csv
+import importlib
 import json
 import logging
 import math
 import os
+import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +83,19 @@ class JsonlLogger(Logger):
             self._file.close()
 
 
+def _numbers(row: LogRow) -> dict[str, float]:
+    """The values and speeds of a row, by "section/name"."""
+    return {f"{row.section}/{name}": value for name, value in {**row.values, **row.speeds}.items()}
+
+
+def _package(name: str, title: str, module: str = "") -> Any:
+    try:
+        return importlib.import_module(module or name)
+    except ImportError as err:
+        other = f", log_to_{name}=True" if name in ("tensorboard", "wandb") else ""
+        raise ImportError(f"log_to=[{name!r}] (--log_to {name}{other}) needs {title}: pip install 'amago[{name}]'") from err
+
+
 class TensorBoardLogger(Logger):
     """Writes event files, with the environment steps as the axis, and a table of hyperparameters if it is given ``settings``.
 
@@ -87,17 +103,11 @@ class TensorBoardLogger(Logger):
     """
 
     def __init__(self, directory: Path, settings: Mapping[str, bool | int | float | str] | None = None):
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-            from torch.utils.tensorboard.summary import hparams
-        except ImportError as err:
-            raise ImportError(
-                "log_to_tensorboard=True (--tensorboard) needs TensorBoard: pip install 'amago[tensorboard]'"
-            ) from err
+        package = _package("tensorboard", "TensorBoard", "torch.utils.tensorboard")
         self._directory = directory
-        self._writer = SummaryWriter(str(directory))
+        self._writer = package.SummaryWriter(str(directory))
         if settings:  # add_hparams() would make a separate run for the table
-            for part in hparams(dict(settings), {f"val/{AVERAGE_RETURN}": None}):
+            for part in package.summary.hparams(dict(settings), {f"val/{AVERAGE_RETURN}": None}):
                 self._writer._get_file_writer().add_summary(part)
 
     def _purge(self, first: LogRow) -> None:
@@ -115,8 +125,8 @@ class TensorBoardLogger(Logger):
         if self.resumed:
             self.resumed = False
             self._purge(row)
-        for name, value in {**row.values, **row.speeds}.items():
-            self._writer.add_scalar(f"{row.section}/{name}", value, row.env_steps)
+        for name, value in _numbers(row).items():
+            self._writer.add_scalar(name, value, row.env_steps)
 
     def log_video(self, tag: str, path: Path, pictures: Sequence[Any], fps: float, env_steps: int) -> None:
         add_to_events(self._writer, tag, pictures, fps, env_steps)
@@ -134,10 +144,7 @@ class WandbLogger(Logger):
     """
 
     def __init__(self, settings: ExperimentSettings, config: Mapping[str, Any]):
-        try:
-            import wandb
-        except ImportError as err:
-            raise ImportError("log_to_wandb=True needs Weights & Biases: pip install 'amago[wandb]'") from err
+        wandb = _package("wandb", "Weights & Biases")
         self._video = wandb.Video
         identity: dict[str, Any] = {"id": run_id(settings.run_dir), "resume": "allow"} if settings.learns else {}
         self._run = wandb.init(
@@ -146,8 +153,7 @@ class WandbLogger(Logger):
         )  # fmt: skip
 
     def on_log(self, experiment: object, row: LogRow) -> None:
-        numbers = {f"{row.section}/{k}": v for k, v in {**row.values, **row.speeds}.items()}
-        self._run.log(numbers | {f"Charts/{k}": v for k, v in row.charts.items()})
+        self._run.log(_numbers(row) | {f"Charts/{k}": v for k, v in row.charts.items()})
 
     def log_video(self, tag: str, path: Path, pictures: Sequence[Any], fps: float, env_steps: int) -> None:
         self._run.log({tag: self._video(str(path)), "Charts/total_frames": env_steps})
@@ -165,6 +171,84 @@ def memory_in_use() -> float:
     return round(total / 2**30, 3)
 
 
+class MLflowLogger(Logger):
+    """Logs to MLflow, where ``MLFLOW_TRACKING_URI`` and ``MLFLOW_EXPERIMENT_NAME`` say: by default to files here, as "amago".
+
+    A resumed run goes on with its MLflow run, whose parameters are those of its first start. MLflow's own telemetry is off.
+    """
+
+    def __init__(self, settings: ExperimentSettings, config: Mapping[str, Any]):
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        mlflow = _package("mlflow", "MLflow")
+        self._client, self._metric = mlflow.MlflowClient(), mlflow.entities.Metric
+        name, tag = os.environ.get("MLFLOW_EXPERIMENT_NAME", "amago"), {"amago.run": run_id(settings.run_dir)}
+        known = self._client.get_experiment_by_name(name)
+        experiment = self._client.create_experiment(name) if known is None else known.experiment_id
+        earlier = self._client.search_runs([experiment], f"tags.`amago.run` = '{tag['amago.run']}'") if settings.learns else []
+        run = earlier[0] if earlier else self._client.create_run(experiment, tags=tag, run_name=settings.run_name)
+        self._id = run.info.run_id
+        params = [mlflow.entities.Param(k[:250], str(v)[:6000]) for k, v in config.items()]
+        for i in range(0, 0 if earlier else len(params), 100):  # as many as MLflow takes at once
+            self._client.log_batch(self._id, params=params[i : i + 100])
+
+    def on_log(self, experiment: object, row: LogRow) -> None:
+        now, step = int(time.time() * 1000), row.env_steps
+        # the names that MLflow takes
+        numbers = {re.sub(r"[^\w\-. /]", "_", name): value for name, value in _numbers(row).items()}
+        self._client.log_batch(self._id, metrics=[self._metric(k, v, now, step) for k, v in numbers.items()])
+
+    def log_video(self, tag: str, path: Path, pictures: Sequence[Any], fps: float, env_steps: int) -> None:
+        self._client.log_artifact(self._id, str(path), tag)
+
+    def on_close(self, experiment: object) -> None:
+        self._client.set_terminated(self._id)
+
+
+class TrackioLogger(Logger):
+    """Logs to Trackio, a database on this machine (``TRACKIO_DIR``) that ``trackio show`` draws; no account, no server."""
+
+    def __init__(self, settings: ExperimentSettings, config: Mapping[str, Any]):
+        name = f"{settings.run_name}-{run_id(settings.run_dir)[:6]}"  # a name is a run's identity in a project
+        self._run = _package("trackio", "Trackio").init(
+            project=settings.wandb_project or "amago", name=name, group=settings.wandb_group_name, config=dict(config),
+            resume="allow" if settings.learns else "never", embed=False,
+        )  # fmt: skip
+
+    def on_log(self, experiment: object, row: LogRow) -> None:
+        self._run.log(_numbers(row), step=row.env_steps)
+
+    def on_close(self, experiment: object) -> None:
+        self._run.finish()
+
+
+class CSVLogger(Logger):
+    """Appends to a table with a line for each number of each row; a run that resumes appends, too."""
+
+    def __init__(self, path: Path):
+        self._file = open(path, "a", newline="", encoding="utf-8")
+        self._writer = csv.writer(self._file)
+        if not self._file.tell():
+            self._writer.writerow(("epoch", "env_steps", "grad_steps", "wall_time", "section", "name", "value"))
+
+    def on_log(self, experiment: object, row: LogRow) -> None:
+        place = row.epoch, row.env_steps, row.grad_steps, row.wall_time, row.section
+        self._writer.writerows((*place, *number) for number in {**row.values, **row.speeds}.items())
+        self._file.flush()
+
+    def on_close(self, experiment: object) -> None:
+        self._file.close()
+
+
+LOGGERS: Mapping[str, Callable[[ExperimentSettings, Mapping[str, Any]], Logger]] = {
+    "csv": lambda settings, table: CSVLogger(settings.run_dir / "metrics.csv"),
+    "mlflow": MLflowLogger,
+    "tensorboard": lambda settings, table: TensorBoardLogger(settings.run_dir / "tensorboard", table),
+    "trackio": TrackioLogger,
+    "wandb": WandbLogger,
+}
+"""The loggers that ``log_to`` names."""
+
+
 def to_floats(values: Mapping[str, Any]) -> dict[str, float]:
     """Convert tensors (to their mean) and NumPy scalars to floats, with one transfer from the device for all tensors."""
     tensors = {k: v for k, v in values.items() if isinstance(v, torch.Tensor)}
@@ -175,12 +259,9 @@ def to_floats(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def extra_loggers(s: ExperimentSettings, settings: dict[str, Any]) -> Iterator[Logger]:
-    """TensorBoard and Weights & Biases where they are enabled, with tables of ``settings`` (`amago.run.record.settings_of`)."""
-    table = flat(settings)
-    if s.log_to_tensorboard:
-        yield TensorBoardLogger(s.run_dir / "tensorboard", table)
-    if s.log_to_wandb:
-        yield WandbLogger(s, table)
+    """The loggers that the run asks for, with tables of ``settings`` (`amago.run.record.settings_of`)."""
+    asked = {*s.log_to, *(["tensorboard"] if s.log_to_tensorboard else ()), *(["wandb"] if s.log_to_wandb else ())}
+    return (make(s, flat(settings)) for name, make in LOGGERS.items() if name in asked)
 
 
 def mean_of_rows(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -287,7 +368,7 @@ class RunLog:
         return {name: total / count for name, (total, count) in epoch.items()}
 
     def log_video(self, tag: str, path: Path, pictures: Sequence[Any], fps: float, env_steps: int) -> None:
-        """Show a film in TensorBoard and Weights & Biases, where the run logs to them; see `Logger.log_video`."""
+        """Show a film in the loggers that can; see `Logger.log_video`."""
         for logger in self.loggers:
             logger.log_video(tag, path, pictures, fps, env_steps)
 

@@ -174,7 +174,7 @@ class RunCheckpoints:
 
 LOCK_FILE = ".lock"
 OWNER_FILE = "owner.json"
-_FILES = ("metrics.jsonl", SETTINGS_FILE, "config.txt", "policy.json", "policy.pt", "train_args.json")
+_FILES = ("metrics.jsonl", "metrics.csv", SETTINGS_FILE, "config.txt", "policy.json", "policy.pt", "train_args.json")
 FILMS = "videos"
 """The directory of films, in which users may keep others."""
 _DIRECTORIES = ("ckpts", "tensorboard", "wandb", "launch")

@@ -56,6 +56,7 @@ REFUSE, IGNORE = "refuse", "ignore"
 SAVE_FORMATS = ("segments", "npz", "npz-compressed")
 PRECISIONS = ("no", "fp16", "bf16")
 PROGRESS = ("rich", "plain", "none")
+LOG_TO = ("csv", "mlflow", "tensorboard", "trackio", "wandb")
 NAMED_FIELDS: Mapping[str, Mapping[str, Any]] = {
     "tstep_encoder_type": TSTEP_ENCODERS, "traj_encoder_type": TRAJ_ENCODERS, "agent_type": AGENTS, "exploration_wrapper_type": EXPLORATION,
 }  # fmt: skip
@@ -66,6 +67,7 @@ _RESUME = Rule(
 )
 _WEIGHTS = Rule("the path of a run, of a training state or of a file of weights", path.ok)
 _OPTIONAL_TEXT = optional(text("a text"))
+_LOG_TO = Rule(f"a list of names of {', '.join(LOG_TO)}", lambda v: isinstance(v, list | tuple) and all(x in LOG_TO for x in v))
 _SHARE = Rule("a share between 0 and 1", lambda v: number(0).ok(v) and v <= 1)
 _DECAY = Rule("a number of at least 0 and below 1", lambda v: number(0).ok(v) and v < 1)
 _RATE = number(above=0, finite=True)
@@ -105,7 +107,7 @@ class ExperimentSettings:
         dataset: source of the training sequences. Alternatively ``dset_root`` and ``dset_name`` build a `DiskTrajDataset`
             that keeps at most ``dset_max_size`` trajectories, ``dset_max_steps`` transitions and ``dset_max_bytes`` bytes.
         tstep_encoder_type, traj_encoder_type, agent_type: classes, built with their (gin) defaults; or their names, as on the command line
-            ("ff", "cnn", "goal"; "ff", "gru", "mamba", "mingru", "transformer"; "agent", "multitask"; or registered by
+            ("ff", "cnn", "goal"; "ff", "gru", "lstm", "mamba", "mingru", "transformer"; "agent", "multitask"; or registered by
             `amago.cli_utils.register`).
         val_timesteps_per_epoch: steps of each actor in an evaluation, at most; enough for at least one rollout to end. 0: no evaluation.
         val_episodes: rollouts in an evaluation, over all actors and processes, each of which takes its share and then waits. None: of each
@@ -129,6 +131,7 @@ class ExperimentSettings:
         log_to_wandb, wandb_project, wandb_entity, wandb_group_name: Weights & Biases. Project and entity default to the
             environment variables AMAGO_WANDB_PROJECT and AMAGO_WANDB_ENTITY.
         log_to_tensorboard: write event files to the run's directory.
+        log_to: loggers by name, beside these: "csv" (``metrics.csv`` of the run's directory), "mlflow", "tensorboard", "trackio", "wandb".
         verbose: print a summary, notes and progress.
         progress: "rich": a line for each epoch, and, in a terminal or a notebook, a bar with the time left of the whole run; "plain": the
             lines alone; "none": neither.
@@ -270,6 +273,7 @@ class ExperimentSettings:
     ema_decay: float = setting(0.0, check=_DECAY, resume=_AVERAGE)
     total_steps: int | None = setting(None, check=optional(whole(1)))
     keep_policy_weights: int | None = setting(100, check=optional(whole(1)))
+    log_to: Sequence[str] = setting((), check=_LOG_TO, resume=IGNORE)
 
     def __post_init__(self) -> None:
         if self.ckpt_base_dir is REQUIRED and self.dset_root is not None and self.dset_name is not None:

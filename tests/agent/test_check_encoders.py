@@ -12,7 +12,7 @@ import amago
 from amago import config
 from amago.data.findings import CheckError
 from amago.envs import AMAGOEnv
-from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, MambaTrajEncoder, TformerTrajEncoder
+from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, LSTMTrajEncoder, MambaTrajEncoder, TformerTrajEncoder
 from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder, GoalTstepEncoder
 
 G = gym.spaces
@@ -192,14 +192,14 @@ class LSTM(amago.TrajEncoder):
 
 
 TRAJ_PASS = {
-    "own": LSTM, "ff": FFTrajEncoder, "gru": GRUTrajEncoder, "mamba": MambaTrajEncoder, "transformer": TformerTrajEncoder,
+    "own": LSTM, "ff": FFTrajEncoder, "gru": GRUTrajEncoder, "lstm": LSTMTrajEncoder, "mamba": MambaTrajEncoder, "transformer": TformerTrajEncoder,
     "rope": lambda **k: TformerTrajEncoder(pos_emb="rope", **k), "one that is made": GRUTrajEncoder(5, 30),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TRAJ_PASS)
 def test_sequence_models_that_train(name):
-    amago.check_traj_encoder(TRAJ_PASS[name], export=name in ("own", "gru"))
+    amago.check_traj_encoder(TRAJ_PASS[name], export=name in ("own", "gru", "lstm"))
 
 
 def test_it_changes_nothing():

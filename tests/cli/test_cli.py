@@ -179,7 +179,7 @@ WRONG = [
     (["--grads-per-epoch", "many"], "'many' is not a number"),
     (["--epochs", "2.5"], "'2.5' is not a whole number"),
     (["--epochs", "inf"], "'inf' is not a whole number"),
-    (["--traj-encoder", "lstm"], "'lstm'"),
+    (["--traj-encoder", "rwkv"], "'rwkv'"),
     (["--mode", "fly"], "'fly'"),
     (["--batch-size", "0"], "batch_size"),
     (["--resume", "maybe"], "'maybe'"),

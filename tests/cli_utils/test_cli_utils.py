@@ -98,7 +98,7 @@ def test_an_agent_of_ones_own_takes_what_it_passes_on():
 
 def test_switches_refuse_what_does_not_exist():
     for call, named in [
-        (lambda: cli_utils.switch_traj_encoder({}, "lstm"), ("traj_encoder", "'lstm'", "ff", "gru")),
+        (lambda: cli_utils.switch_traj_encoder({}, "rwkv"), ("traj_encoder", "'rwkv'", "ff", "gru")),
         (lambda: cli_utils.switch_agent({}, "agent", taux=1), ("Agent", "'taux'", "tau")),
         (lambda: cli_utils.switch_agent({}, dict), ("builtins.dict", "@gin.configurable")),
         (lambda: cli_utils.use_config({"Agent.taux": 1}), ("'Agent.taux' = 1", "tau")),

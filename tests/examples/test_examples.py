@@ -196,7 +196,7 @@ def test_help_explains_every_argument(name: str, tmp_path: Path, monkeypatch: py
 WRONG = [
     ("--epoks 3", "--epoks"),
     ("--batch_size many", "--batch_size"),
-    ("--traj_encoder lstm", "--traj_encoder"),
+    ("--traj_encoder rwkv", "--traj_encoder"),
     ("--mode both_of_them", "--mode"),
     ("--batch_size 0", "batch_size must be"),
     ("--resume sometimes", "sometimes"),

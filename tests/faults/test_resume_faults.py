@@ -250,6 +250,7 @@ EXACT = [
     {"dloader_workers": 2},
     {"dloader_workers": 0, "batches_per_update": 3},
     {"dloader_workers": 0, "traj": "gru"},
+    {"dloader_workers": 0, "traj": "lstm"},
 ]
 
 

@@ -15,6 +15,7 @@ from amago.nets.mamba import MambaState
 from amago.nets.traj_encoders import (
     FFTrajEncoder,
     GRUTrajEncoder,
+    LSTMTrajEncoder,
     MambaTrajEncoder,
     MinGRUTrajEncoder,
     TformerTrajEncoder,
@@ -82,6 +83,7 @@ PLAIN = {"sigma_reparam": False, "normformer_norms": False, "head_scaling": Fals
 MODELS = {
     "ff": lambda: FFTrajEncoder(D, MAX_LEN, d_model=16, n_layers=2),
     "gru": lambda: GRUTrajEncoder(D, MAX_LEN, d_hidden=16, d_output=12, shortcut=True),
+    "lstm": lambda: LSTMTrajEncoder(D, MAX_LEN, d_hidden=16, d_output=12, longest=8.0),
     "fixed": lambda: TformerTrajEncoder(D, MAX_LEN, **SMALL),
     "learned": lambda: TformerTrajEncoder(D, MAX_LEN, **SMALL, pos_emb="learned"),
     "rope": lambda: TformerTrajEncoder(D, MAX_LEN, **SMALL, pos_emb="rope"),
@@ -248,7 +250,7 @@ def test_transformer_against_an_oracle_in_float64(name):
         torch.testing.assert_close(whole[0], expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["gru", "mamba", "mingru", "fixed", "rope", "window 3, sinks 2, rope"])
+@pytest.mark.parametrize("name", ["gru", "lstm", "mamba", "mingru", "fixed", "rope", "window 3, sinks 2, rope"])
 @torch.no_grad()
 def test_several_steps_at_once_and_late_time_indices(name):
     torch.manual_seed(2)
@@ -279,11 +281,11 @@ def state_of(hidden):
         return [hidden.conv.movedim(1, 0), hidden.ssm.movedim(1, 0)]
     if isinstance(hidden, KVCache):
         return [hidden.keys.movedim(1, 0), hidden.values.movedim(1, 0), hidden.lengths, torch.as_tensor(hidden.host_lengths)]
-    return [hidden.movedim(1, 0)]
+    return [part.movedim(1, 0) for part in (hidden if isinstance(hidden, tuple) else (hidden,))]
 
 
 @pytest.mark.parametrize("as_tensor", [False, True])
-@pytest.mark.parametrize("name", ["gru", "mamba", "mingru", "fixed", "window 2, sink 1"])
+@pytest.mark.parametrize("name", ["gru", "lstm", "mamba", "mingru", "fixed", "window 2, sink 1"])
 @torch.no_grad()
 def test_reset_touches_only_its_rows(name, as_tensor):
     net = MODELS[name]().eval()
@@ -302,7 +304,7 @@ def test_reset_touches_only_its_rows(name, as_tensor):
     assert (out[0] - fresh[0]).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("name", ["ff", "gru", "mamba", "mingru", "fixed", "window 3", "window 2, sink 1"])
+@pytest.mark.parametrize("name", ["ff", "gru", "lstm", "mamba", "mingru", "fixed", "window 3", "window 2, sink 1"])
 @torch.no_grad()
 def test_slices_of_a_hidden_state_share_storage(name):
     torch.manual_seed(4)
@@ -320,7 +322,7 @@ def test_slices_of_a_hidden_state_share_storage(name):
         assert (filled > 0).all()
 
 
-@pytest.mark.parametrize("name", ["ff", "gru", "mamba", "mingru", "fixed", "rope", "window 2, sink 1"])
+@pytest.mark.parametrize("name", ["ff", "gru", "lstm", "mamba", "mingru", "fixed", "rope", "window 2, sink 1"])
 @torch.no_grad()
 def test_a_step_from_exported_tensors_is_a_step(name):
     """`export_hidden_state` and `import_hidden_state`, with rows that reset, and without a change of the tensors."""
@@ -375,7 +377,7 @@ def test_half_precision_cache():
     assert (exact - rough).abs().max() < 0.2
 
 
-@pytest.mark.parametrize("name", ["gru", "mamba", "mingru", "fixed", "window 2, sink 1"])
+@pytest.mark.parametrize("name", ["gru", "lstm", "mamba", "mingru", "fixed", "window 2, sink 1"])
 def test_acting_with_gradients_on_changes_nothing(name):
     """A hidden state is written in place; the graph of a step must survive it."""
     torch.manual_seed(6)

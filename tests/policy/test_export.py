@@ -176,8 +176,8 @@ def runs(tmp_path_factory):
 @pytest.mark.parametrize(
     ("traj", "suffix"),
     [
-        *((traj, ".pt2") for traj in ("ff", "gru", "transformer", "mamba", "mingru")),
-        *(pytest.param(traj, ".onnx", marks=needs_onnx) for traj in ("ff", "gru", "transformer")),
+        *((traj, ".pt2") for traj in ("ff", "gru", "lstm", "transformer", "mamba", "mingru")),
+        *(pytest.param(traj, ".onnx", marks=needs_onnx) for traj in ("ff", "gru", "lstm", "transformer")),
     ],
 )
 def test_five_hundred_steps(runs, traj, suffix, tmp_path):
@@ -373,7 +373,7 @@ def test_without_the_packages_of_onnx(runs, tmp_path, monkeypatch):
 # ---- the function itself -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("traj", ["gru", "transformer", "mamba", "mingru"])
+@pytest.mark.parametrize("traj", ["gru", "lstm", "transformer", "mamba", "mingru"])
 def test_the_step_leaves_its_arguments_alone(runs, traj):
     step = StepModel(amago.load_policy(runs(traj)).agent)
     obs, reward, done, memory = step.example(2)

@@ -146,7 +146,7 @@ def test_returns_are_those_of_the_steps_in_sight():
     assert (found.stages.score, found.stages.stage) == ("Attempt # Success", "attempt")
 
 
-@pytest.mark.parametrize("traj", ["ff", "gru", "transformer"])
+@pytest.mark.parametrize("traj", ["ff", "gru", "lstm", "transformer"])
 @pytest.mark.parametrize("sample", [False, True])
 def test_a_context_as_long_as_the_rollout_is_all_of_the_memory(traj, sample):
     envs = lakes(3)

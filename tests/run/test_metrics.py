@@ -1,5 +1,7 @@
-"""Metrics in metrics.jsonl, TensorBoard and Weights & Biases."""
+"""Metrics in metrics.jsonl and other loggers."""
 
+import csv
+import importlib.util
 import json
 import math
 import subprocess
@@ -145,3 +147,66 @@ def test_what_is_not_installed_is_named(tmp_path, monkeypatch, field, module, ex
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImportError, match=naming(f"{field}=True", f"pip install 'amago[{extra}]'")):
         tiny.started(tmp_path, **{field: True})
+
+
+@pytest.mark.parametrize("name", ["mlflow", "trackio"])
+def test_a_logger_that_is_not_installed_is_named(tmp_path, monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match=naming(f"log_to=['{name}']", f"--log_to {name}", f"pip install 'amago[{name}]'")):
+        tiny.started(tmp_path, log_to=[name])
+
+
+def test_a_csv_file_has_what_metrics_jsonl_has(tmp_path):
+    learned(tmp_path, epochs=1, ckpt_interval=1, log_to=["csv"]).close()
+    run = learned(tmp_path, epochs=2, resume="auto", log_to=["csv"])
+    run.close()
+    with open(run.run_dir / "metrics.csv", newline="", encoding="utf-8") as file:
+        found = {
+            (int(r["epoch"]), int(r["env_steps"]), r["section"], r["name"]): float(r["value"]) for r in csv.DictReader(file)
+        }
+    logged = {
+        (r["epoch"], r["env_steps"], r["section"], k): math.nan if v is None else v
+        for r in rows(run.run_dir)
+        for k, v in r["values"].items()
+    }
+    assert {place for place in found if "per Second" not in place[-1]} == set(logged)
+    assert all(found[place] == value or math.isnan(value) for place, value in logged.items())
+
+
+OFFLINE = """
+import os, socket, sys, tiny
+from pathlib import Path
+from amago.run.metrics import RunLog
+
+def refuse(*args):
+    raise AssertionError(f"a connection to {args[-1]}")
+
+socket.socket.connect = socket.getaddrinfo = refuse
+root, name = Path(sys.argv[1]), sys.argv[2]
+for epochs in (1, 2):
+    tiny.learned(root, log_to=[name], epochs=epochs, ckpt_interval=1, resume="auto").close()
+if name == "mlflow":
+    import mlflow
+    client = mlflow.MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name("amago").experiment_id])
+    assert run.data.params["amago.agent.Agent.tau"] and run.info.status == "FINISHED" and run.info.run_name == "run", run
+    found = [(p.step, p.value) for p in client.get_metric_history(run.info.run_id, "train/Critic Loss")]
+else:
+    from trackio.sqlite_storage import SQLiteStorage
+    (name,) = SQLiteStorage.get_runs("amago")
+    assert name.startswith("run-"), name
+    found = [(r["step"], r["train/Critic Loss"]) for r in SQLiteStorage.get_logs("amago", name) if "train/Critic Loss" in r]
+logged = [(r["env_steps"], r["values"]["Critic Loss"]) for r in tiny.rows(root / "run", "train")]
+assert found == logged, (found, logged)
+"""
+
+
+@pytest.mark.parametrize("name", ["mlflow", "trackio"])
+def test_a_logger_gets_all_rows_without_a_network(tmp_path, name):
+    """In a separate process, because their threads stay behind."""
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed")
+    own = {"HOME": str(tmp_path), "TRACKIO_DIR": str(tmp_path / "trackio"), "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/m.db"}
+    command = [sys.executable, "-c", OFFLINE, str(tmp_path), name]
+    done = subprocess.run(command, env=tiny.environment() | own, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr

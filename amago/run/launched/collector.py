@@ -85,6 +85,7 @@ class Collector(Launched):
         settings.init_from, settings.share_buffer = None, False
         settings.callbacks = ()  # they are the learner's, which logs all rollouts and evaluations
         settings.verbose = settings.log_to_wandb = settings.log_to_tensorboard = False
+        settings.log_to = ()
         if part.index:
             settings.val_interval = None
         self._interval = settings.val_interval
