@@ -1,4 +1,4 @@
-"""Two tasks of the suite that no other part of the project has."""
+"""Tasks of the suite that no other part of the project has."""
 
 from __future__ import annotations
 
@@ -72,3 +72,32 @@ class BernoulliBandit(gym.Env[NDArray[np.float32], np.int64]):
         self._t += 1
         reward = float(self.np_random.random() < self._pays[int(action)])
         return np.full(1, self._t / self.pulls, np.float32), reward, self._t == self.pulls, False, {}
+
+
+class Positions(gym.ObservationWrapper[Any, Any, Any]):
+    """An environment whose velocities are not observed: ``kept`` are the indices of what is left of a vector of observations."""
+
+    def __init__(self, env_id: str, kept: list[int]) -> None:
+        super().__init__(gym.make(env_id))
+        box, self._kept = self.env.observation_space, kept
+        assert isinstance(box, gym.spaces.Box)
+        self.observation_space = gym.spaces.Box(box.low[kept], box.high[kept], dtype=np.float32)
+
+    def observation(self, observation: Any) -> Any:
+        return observation[self._kept]
+
+
+# rl-baselines3-zoo has these as CartPoleNoVel-v1, PendulumNoVel-v1 and MountainCarContinuousNoVel-v0
+def cartpole_positions() -> gym.Env[Any, Any]:
+    """CartPole-v1 without the velocities of the cart and of the pole."""
+    return Positions("CartPole-v1", [0, 2])
+
+
+def pendulum_positions() -> gym.Env[Any, Any]:
+    """Pendulum-v1 without its angular velocity."""
+    return Positions("Pendulum-v1", [0, 1])
+
+
+def mountain_car_positions() -> gym.Env[Any, Any]:
+    """MountainCarContinuous-v0 without its velocity."""
+    return Positions("MountainCarContinuous-v0", [0])

@@ -15,7 +15,7 @@ from amago.envs.builtin.toy_gym import MetaFrozenLake, RoomKeyDoor
 from amago.envs.exploration import BilevelEpsilonGreedy, EpsilonGreedy
 from amago.nets.traj_encoders import GRUTrajEncoder, TformerTrajEncoder
 from benchmarks.recall import RepeatPrevious
-from benchmarks.suite.envs import Autoencode, BernoulliBandit
+from benchmarks.suite.envs import Autoencode, BernoulliBandit, cartpole_positions
 
 
 @dataclass(frozen=True)
@@ -58,20 +58,6 @@ class Task:
     def scaled(self, score: float) -> float:
         """A return on the scale where random actions have 0 and ``high`` has 1."""
         return (score - self.low) / (self.high - self.low)
-
-
-class PositionOnlyCartPole(gym.ObservationWrapper[Any, Any, Any]):
-    """CartPole-v1 without its two velocities."""
-
-    def __init__(self) -> None:
-        env: gym.Env[Any, Any] = gym.make("CartPole-v1")
-        super().__init__(env)
-        box = env.observation_space
-        assert isinstance(box, gym.spaces.Box)
-        self.observation_space = gym.spaces.Box(box.low[[0, 2]], box.high[[0, 2]], dtype=np.float32)
-
-    def observation(self, observation: Any) -> Any:
-        return observation[[0, 2]]
 
 
 _SMALL = {
@@ -122,7 +108,7 @@ TASKS = (
         "autoencode", "repeat 26 cards in reverse order", lambda: Autoencode(26), -0.5, 1.0, 0.8, 52, 52, 600, "solve_recall",
     ),
     Task(
-        "poles", "CartPole-v1 without velocities", PositionOnlyCartPole,
+        "poles", "CartPole-v1 without velocities", cartpole_positions,
         22.0, 500.0, 450.0, 500, 16, 600, "solve_cartpole", {**_BALANCE, **_GRU, "Experiment.lr_cooldown": 0.0,
         "Experiment.learning_rate": 2e-4, "Experiment.ema_decay": 0.99}, rollouts=32, buffer=5_000, traj_encoder=GRUTrajEncoder,
     ),
