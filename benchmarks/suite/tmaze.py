@@ -29,8 +29,14 @@ SETTINGS = {
     3000: "--parallel_actors 16 --batch_size 4 --grads_per_epoch 50 --epochs 60 --val_interval 3",
 }
 SHARED = "--configs zoo/tmaze --memory_layers 1 --learning_rate 2e-3"
-MORE = {(1000, "gru"): " --long_memory --epochs 120", (3000, "gru"): " --long_memory --epochs 120 --batch_size 8"}
-"""Settings of single runs. Other models either remember as long without being told to, or learned nothing within 3,000 updates."""
+_SETTLED = "--learning_rate 1e-3 --parallel_actors 32 --epochs 40"
+MORE = {
+    (1000, "transformer"): f" --configs zoo/tmaze_transformer zoo/tmaze_1000 {_SETTLED} --timesteps_per_epoch 1000",
+    (1000, "gru"): " --long_memory --epochs 120",
+    (3000, "gru"): " --long_memory --epochs 120 --batch_size 8",
+}
+"""Settings of single runs, which win over those before. Other models either remember as long without being told to, or learned nothing within
+3,000 updates."""
 
 
 SETTLED = "tmaze_transformer"
