@@ -362,6 +362,8 @@ class Experiment(ExperimentSettings):
     def train_epoch(self) -> None:
         """Train on ``train_batches_per_epoch`` batches, less the batches of a resumed epoch."""
         self.building.require("train_epoch()")
+        if not self.collects and not self.env_steps and (change := self.policy.learn_from_records()):
+            self.print(change)
         count = self.batches.count(self.train_batches_per_epoch - self.position.trained, self.train_batches_per_epoch)
         self.policy_aclr.train()
         with self.console.phase(TRAIN, count, "batch") as phase, joint_batch(self.group.count):

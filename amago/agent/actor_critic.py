@@ -19,7 +19,7 @@ from amago import ops
 from amago.agent.base import BaseAgent, action_vectors
 from amago.agent.methods.entropy import exact_entropy, sample_with_entropy, soft_rewards, temperature_for
 from amago.agent.methods.traces import actions_taken_next, behaviour_of, check_targets, log_prob_of_stored, trace_targets
-from amago.agent.options import ActorCriticOptions, check_gamma_idx, gammas_for
+from amago.agent.options import ActorCriticOptions, binary_filter, check_gamma_idx, exp_filter, gammas_for
 from amago.agent.values import AgentValues, PopArtValues, choose_scale, grow_scale, update_metrics
 from amago.compat.training import LossStatistics
 from amago.data.batch import Batch
@@ -84,6 +84,7 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
         traj_encoder_type: type[TrajEncoder],
         **options: Any,
     ):
+        self._filter_given = "fbc_filter_func" in options
         vars(self).update(vars(self.options_type(**options)))  # first: the constructor of the base class builds everything
         super().__init__(obs_space, rl2_space, action_space, max_seq_len, tstep_encoder_type, traj_encoder_type)
         self.values = self.values_type(self.critics, self.popart)
@@ -196,6 +197,12 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
         if BEHAVIOUR_LOG_PROB in names:
             extras[BEHAVIOUR_LOG_PROB] = behaviour_of(pi, actions, sample)[:, 0, g]
         return actions[:, 0, g], extras
+
+    def learn_from_records(self) -> str:
+        if self._filter_given or self.fbc_filter_func is not binary_filter or not self.offline_coeff:
+            return ""
+        self.fbc_filter_func = exp_filter
+        return "nothing was collected for this run, which learns from records: fbc_filter_func is exp_filter, unless you set it"
 
     # ---- learning -----------------------------------------------------------------------------------------------------
 

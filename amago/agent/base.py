@@ -127,6 +127,11 @@ class BaseAgent(nn.Module):
     def on_checkpoint_loaded(self, is_resume: bool = False) -> None:
         """Called after weights, or (``is_resume``) the whole training state, were loaded. Nothing by default."""
 
+    def learn_from_records(self) -> str:
+        """Called before each training phase of a run for which nothing was collected. Returns a line about changes; "": none, as by
+        default."""
+        return ""
+
     @property
     def state_dim(self) -> int:
         return int(self.traj_encoder.emb_dim)

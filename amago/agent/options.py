@@ -169,7 +169,8 @@ class ActorCriticOptions:
         use_target_actor: take the action of a TD target from the target actor instead of the trained one.
         fake_filter: f = 1, plain behaviour cloning.
         fbc_filter_func: f, from advantages (B, L, G, 1) to weights; in `MultiTaskAgent` from (B, L + 1, G, 1), whose last row
-            repeats the one before it.
+            repeats the one before it. If not given, `exp_filter` in a run for which nothing was collected
+            (`BaseAgent.learn_from_records`): a binary filter of small advantages, which are noise, collapses the policy.
         num_actions_for_value_in_critic_loss: number of actions sampled from the policy for the value in a TD target. Policies
             over one discrete choice need none in `Agent`: their expectation is exact.
         num_actions_for_value_in_actor_loss: the same for the value in the actor's loss.
