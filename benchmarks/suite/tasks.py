@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 from support.point_robot import PointRobot
 
 from amago.envs.builtin.tmaze import TMazeExploration, TMazePassive
