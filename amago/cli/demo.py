@@ -121,7 +121,9 @@ def run(args: Namespace) -> int:
     for label, rates in attempts.items():
         print(f"  {label:<15}" + "".join(f"{r:>8.2f}" for r in rates))
     picture = args.out / "adaptation.png"
-    plot_adaptation(curves, attempts, picture, title=f"Meta-FrozenLake {SIZE}x{SIZE}, {ATTEMPTS} attempts")
+    plot_adaptation(
+        curves, attempts, picture, title=f"{ATTEMPTS} attempts at a lake never seen before: the weights stay, memory learns"
+    )
     print(f"picture: {picture}")
     for encoder in agents.values():
         print(f"to see what its memory is for: {eval_command(args.out / encoder, ENVIRONMENT, '--memory')}")

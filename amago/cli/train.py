@@ -110,9 +110,9 @@ def spread_steps(args: Namespace, given: Namespace) -> None:
 
 
 def _val_episodes(args: Namespace, horizon: int) -> int:
-    """Rollouts in an evaluation: about a tenth of the steps that are collected between two, but 4 at least, and 2 an actor at most."""
+    """Rollouts in an evaluation: about a tenth of the steps that are collected between two, but 5 at least, and 2 an actor at most."""
     collected = args.parallel_actors * args.timesteps_per_epoch * max(1, args.val_interval)
-    return int(min(max(4, VAL_SHARE * collected / horizon), max(4, 2 * args.parallel_actors)))
+    return int(min(max(5, VAL_SHARE * collected / horizon), max(5, 2 * args.parallel_actors)))
 
 
 def run(args: Namespace) -> int:

@@ -16,7 +16,7 @@ from amago.describe import fit_width, format_duration, format_rate, name_of, nat
 from amago.run.callbacks import Callback, LogRow, Run
 from amago.run.metric_names import AVERAGE_RETURN, ROLLOUT_LENGTH, SUCCESS
 from amago.run.results import Evaluation, by_attempt
-from amago.run.rules import findings, watched
+from amago.run.rules import findings
 from amago.run.settings import ExperimentSettings
 
 COLLECT, TRAIN, EVALUATE = "collect", "train", "evaluate"
@@ -114,7 +114,7 @@ class Console(Callback):
             self.print(f"epoch {experiment.epoch} | {_evaluation(metrics)}")
 
     def on_log(self, experiment: Run, row: LogRow) -> None:
-        self._rows.append(watched(row))
+        self._rows.append(row)
 
     def on_epoch_end(self, experiment: Run, metrics: Mapping[str, float]) -> None:
         if self._lines:

@@ -55,7 +55,7 @@ def plot_adaptation(
     path: str | Path,
     title: str = "Learning to adapt",
 ) -> Path:
-    """Plot returns over training and success rates over attempts, in two panels of a PNG. No display is needed.
+    """Plot success rates over attempts, and returns over training, in two panels of a PNG. No display is needed.
 
     An agent has the same colour and marker in both panels.
 
@@ -78,9 +78,9 @@ def plot_adaptation(
         raise ImportError("plot_adaptation needs matplotlib: pip install 'amago[plots]'") from err
 
     figure = Figure(figsize=(11.0, 4.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    left.set(title="Learning", xlabel="environment steps", ylabel="mean return per rollout")
-    right.set(title="Adaptation within a rollout", xlabel="attempt", ylabel="success rate", ylim=(-0.03, 1.03))
+    right, left = figure.subplots(1, 2, width_ratios=(3, 2))
+    left.set(title="Training", xlabel="environment steps", ylabel="mean return per rollout")
+    right.set(title="After training: each attempt of a rollout", xlabel="attempt", ylabel="success rate", ylim=(-0.03, 1.03))
     left.xaxis.set_major_formatter(EngFormatter(sep=""))
     left.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     right.yaxis.set_major_formatter(PercentFormatter(xmax=1.0, decimals=0))
@@ -95,6 +95,9 @@ def plot_adaptation(
         if agent in by_attempt:
             rates = by_attempt[agent]
             (line,) = right.plot(range(1, len(rates) + 1), rates, **look)
+            if len(rates):
+                style = {"color": look["color"], "weight": "bold", "ha": "center", "textcoords": "offset points"}
+                right.annotate(f"{rates[-1]:.0%}", (len(rates), rates[-1]), (0, 8), **style)
             lines.setdefault(agent, line)
     right.set_xlim(0.7, max((len(rates) for rates in by_attempt.values()), default=1) + 0.3)
     for axes, data in ((left, curves), (right, by_attempt)):

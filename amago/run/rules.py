@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean
 from typing import NamedTuple
@@ -20,12 +19,6 @@ Rows = Sequence[LogRow]
 ENTROPY, CRITIC_LOSS = "Policy Entropy", "Critic Loss"
 APPROVED = "Pct. of Actions Approved by Filter (main gamma)"
 HIGHEST, LOWEST = "Reward in Batch (max)", "Reward in Batch (min)"
-WATCHED = frozenset({AVERAGE_RETURN, NUMBER_OF_ROLLOUTS, ENTROPY, CRITIC_LOSS, APPROVED, HIGHEST, LOWEST})
-
-
-def watched(row: LogRow) -> LogRow:
-    """A row with the numbers that rules read."""
-    return replace(row, values={k: v for k, v in row.values.items() if k in WATCHED}, charts={}, speeds={})
 
 
 def _column(rows: Rows, section: str, name: str) -> list[float]:

@@ -25,3 +25,15 @@ def test_the_tables_of_results_are_current():
 def test_a_command_that_gives_no_table_is_named(code, said):
     with pytest.raises(RuntimeError, match=f"(?s)python -c '{code.replace('(', '.').replace(')', '.')}' {said}"):
         make_results.page(f"<!-- table: python -c '{code}' -->\n<!-- end -->")
+
+
+def test_the_first_picture_shows_what_the_readme_says(tmp_path):
+    """It is drawn from the rows of runs, by a program of the repository."""
+    spec = importlib.util.spec_from_file_location("plot_adaptation", ROOT / "docs" / "plot_adaptation.py")
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    memory, none = (program.curve_and_rates(name)[1] for name in program.AGENTS.values())
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert f"from {memory[0]:.0%} in the first attempt to {memory[-1]:.0%} in the last" in readme
+    assert f"ends at {none[-1]:.0%}" in readme
+    assert program.draw(tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")

@@ -67,7 +67,7 @@ def test_the_picture_shows_every_number_once(tmp_path: Path, drawn: list[Any]) -
     assert path == tmp_path / "new" / "dir" / "a.picture"
     assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     (figure,) = drawn
-    left, right = figure.axes
+    right, left = figure.axes
     for axes, data in ((left, {k: sorted(v) for k, v in CURVES.items()}), (right, BY_ATTEMPT)):
         assert len(axes.lines) == 2
         for line, values in zip(axes.lines, data.values()):
@@ -83,11 +83,12 @@ def test_the_picture_shows_every_number_once(tmp_path: Path, drawn: list[Any]) -
 
 def test_an_empty_panel_says_so_and_odd_names_stay_as_they_are(tmp_path: Path, drawn: list[Any]) -> None:
     plot_adaptation({"_x $1": [(0, 1.0), (5, float("nan")), (9, 2.0)]}, {}, tmp_path / "p.png", title="$ and $")
-    assert [t.get_text() for t in drawn[0].axes[1].texts] == ["no data"]
-    assert not drawn[0].axes[0].texts
+    assert [t.get_text() for t in drawn[0].axes[0].texts] == ["no data"]
+    assert not drawn[0].axes[1].texts
     assert [t.get_text().strip() for t in drawn[0].legends[0].texts] == [r"_x \$1"]
     plot_adaptation({"a": []}, {"a": [0.0, 1.0]}, tmp_path / "p.png")
-    assert len(drawn[1].axes[1].lines) == 1
+    assert len(drawn[1].axes[0].lines) == 1
+    assert [t.get_text() for t in drawn[1].axes[0].texts] == ["100%"]
     with pytest.raises(ValueError, match="empty"):
         plot_adaptation({"a": []}, {}, tmp_path / "q.png")
 
