@@ -237,7 +237,7 @@ class Experiment(ExperimentSettings):
                 self.moments.call("on_save_checkpoint", self, self.checkpoints.path_of(number))
 
     def load_checkpoint(self, epoch: int, resume_training_state: bool = True) -> None:
-        """Load a checkpoint of this run: that of an epoch, as in the file's name; the whole training state, or only the policy's weights."""
+        """Load a checkpoint of this run, by the epoch in its name: the training state, or only the policy's weights."""
         self.building.require("load_checkpoint()", writes=False)
         if not self.rundir.claimed:
             self.init_checkpoints()
@@ -498,7 +498,7 @@ class Experiment(ExperimentSettings):
         return {"Epoch": self.epoch, "total_frames": self.env_steps, "gradient_steps": self.grad_update_counter, **by_env}
 
     def axes(self) -> dict[str, int]:
-        """The place of the run: "epoch", "env_steps" and "grad_steps"."""
+        """The progress of the run: "epoch", "env_steps" and "grad_steps"."""
         return {"epoch": self.epoch, "env_steps": self.env_steps, "grad_steps": self.grad_update_counter}
 
     def print(self, text: str) -> None:
@@ -511,7 +511,7 @@ class Experiment(ExperimentSettings):
         self.log_at(metrics_dict, key, self.axes())
 
     def log_at(self, metrics_dict: Mapping[str, Any], key: str, axes: Mapping[str, int]) -> None:
-        """`log`, at another place of the run, given as by `axes`."""
+        """`log` for another point of the run, given like the result of `axes`."""
         if metrics_dict or self.run_log.speeds:
             self.rundir.check_writable()
         row = self.run_log.row(metrics_dict, key, axes, self.x_axis_metrics())

@@ -93,7 +93,7 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
     # ---- construction -------------------------------------------------------------------------------------------------
 
     def init_options(self) -> None:
-        """Compare the options with the spaces; make the discounts, and the modules without networks."""
+        """Check the options against the spaces; make the discounts, and the modules that have no networks."""
         self.pass_obs_keys_to_actor = list(dict.fromkeys(self.pass_obs_keys_to_actor or ()))
         if missing := [k for k in self.pass_obs_keys_to_actor if k not in self.obs_space.spaces]:
             raise ValueError(f"pass_obs_keys_to_actor names {missing}; the observations are {sorted(self.obs_space.spaces)}")
@@ -244,7 +244,7 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
 
     @torch.no_grad()
     def _observed_target(self, batch: Batch, states: Tensor, action: Tensor, log: Log) -> Tensor:
-        """`_td_target`, which in training moves the statistics and the scale of the critics."""
+        """`_td_target`; in training mode, also update the statistics and the scale of the critics."""
         rews = batch.rews.float() * self.reward_multiplier
         scaled, growth = (self.critics, self.target_critics), self.scale_growth if self.training else None
         if growth is not None:
@@ -367,7 +367,7 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
         Returns:
             the critics' outputs (B, L, C, G, O) for ``stored``, with gradients to critics and state; their values (B, L, C, G, 1)
             without; the values (B, L, C, G, 1) of ``chosen``, mean over K, with gradients to ``chosen`` alone. With an
-            ``expectile`` the second are by random target critics, and the third those of ``state``, with gradients; C = 1.
+            ``expectile`` the second come from random target critics, the third are values of ``state``, with gradients; C = 1.
         """
         if self.state_values is not None:
             out = outputs_of(self.critics(state, stored[None]))[0]

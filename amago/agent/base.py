@@ -266,8 +266,7 @@ class BaseAgent(nn.Module):
 
     @torch.no_grad()
     def encode_end(self, batch: Batch, timesteps: int) -> Tensor:
-        """The state s_L (B, 1, E) as it would be had each sequence begun ``timesteps`` - 1 steps before its end; as in
-        evaluation mode."""
+        """The state s_L (B, 1, E), in evaluation mode, if each sequence began ``timesteps`` - 1 steps before its end."""
         parts = [(part, part.training) for part in (self.tstep_encoder, self.traj_encoder)]
         try:
             for part, _ in parts:
@@ -278,7 +277,7 @@ class BaseAgent(nn.Module):
                 part.train(was_training)
 
     def encode(self, batch: Batch, log: Log = None, steps: slice = slice(None)) -> Tensor:
-        """States s_0..s_L of a batch, (B, L + 1, E), of the timesteps ``steps`` alone."""
+        """States s_0..s_L of a batch, (B, L + 1, E); with ``steps``, the states of these timesteps alone."""
         mask = batch.mask[:, steps]
         obs = {k: v[:, steps] for k, v in batch.obs.items()}
         emb = self.tstep_encoder(obs=obs, rl2s=batch.rl2s[:, steps], log_dict=log, mask=mask)

@@ -28,13 +28,13 @@ Memory = dict[str, Tensor]
 def check_tstep_encoder(encoder: object, spaces: object, *, seed: int = 0) -> None:
     """Try a timestep encoder on random observations, and report a fault that would break training or acting.
 
-    The output must have the right shape and be finite, for all sizes; each timestep and each sequence be encoded on its own;
-    evaluation mode be deterministic; the input be left alone; gradients reach all parameters; and, if `inner_forward` takes a
-    ``mask``, the content of padding make no difference.
+    The checks: the output has the right shape for all sizes, and is finite; timesteps and sequences do not influence each other;
+    evaluation mode is deterministic; the input is not changed; gradients reach all parameters; and, if `inner_forward` takes a
+    ``mask``, the content of padding makes no difference.
 
     Args:
-        encoder: a subclass of `amago.TstepEncoder`, a function that makes one from ``obs_space`` and ``rl2_space``, or one, of
-            which a copy is tried.
+        encoder: a subclass of `amago.TstepEncoder`, a function that makes one from ``obs_space`` and ``rl2_space``, or an
+            encoder, of which a copy is checked.
         spaces: the environment, a function that makes it, or (observation space, action space).
         seed: of the random inputs and parameters. The process's own random numbers are left as they were.
 
@@ -97,14 +97,14 @@ def check_traj_encoder(
 ) -> None:
     """Try a sequence model on random sequences, and report a fault that would break training, acting or exporting.
 
-    The output must have the right shape and be finite; the model be causal, and sequences not depend on each other; evaluation
-    mode be deterministic; whole sequences, steps with a hidden state whose rows are reset at different times, steps of slices of
-    one (if `slice_hidden_state` is defined), and exported steps give the same output; rollouts be allowed to be longer than
+    The checks: the output has the right shape and is finite; the model is causal, and sequences do not influence each other;
+    evaluation mode is deterministic; whole sequences, steps with a hidden state whose rows are reset at different times, steps of
+    slices of it (if `slice_hidden_state` is defined), and exported steps give the same output; rollouts may be longer than
     ``max_seq_len``; and gradients reach all parameters.
 
     Args:
-        encoder: a subclass of `amago.TrajEncoder`, a function that makes one from ``tstep_dim`` and ``max_seq_len``, or one, of
-            which a copy is tried (and whose sizes are taken).
+        encoder: a subclass of `amago.TrajEncoder`, a function that makes one from ``tstep_dim`` and ``max_seq_len``, or a
+            model, of which a copy is checked (with its own sizes).
         tstep_dim, max_seq_len: the sizes with which to build it.
         export: False leaves out the exported step, which needs a hidden state that can be exported.
         seed: of the random inputs and parameters. The process's own random numbers are left as they were.
@@ -193,7 +193,7 @@ def _check_resets(module: TrajEncoder, step: Step, whole: Callable[[Tensor], Ten
 
 
 def _check_slices(module: TrajEncoder, step: Step, hidden: object, seq: Tensor, expected: Tensor) -> None:
-    """Compare steps of groups of rows, by turns with one hidden state, with those of all rows together."""
+    """Compare steps of groups of rows, in turns with one hidden state, with steps of all rows together."""
     if hidden is None or not module.can_slice_hidden_state(hidden):
         return
     longest = expected.shape[1]
@@ -280,7 +280,7 @@ def _require(right: bool, fault: str) -> None:
 
 @contextmanager
 def _attempt(doing: str, remedy: str = "") -> Iterator[None]:
-    """Turn an exception of the encoder into a fault, and say of a fault what was tried."""
+    """Turn an exception of the encoder into a fault that names the attempted call."""
     try:
         yield
     except CheckError as err:

@@ -32,8 +32,8 @@ class Multigammas:
 
 
 def gammas_for(kind: str, gamma: float, use_multigamma: bool) -> Tensor:
-    """The discounts (G,) of an agent, in [0, 1], those of `Multigammas` for the ``kind`` of action space first; 1 is for tasks
-    whose rollouts terminate."""
+    """The discounts (G,) of an agent, in [0, 1]: first the discounts of `Multigammas` for the ``kind`` of action space, then
+    ``gamma``; 1 is for tasks whose rollouts terminate."""
     discrete, continuous = Multigammas()
     others = (discrete if kind == "discrete" else continuous) if use_multigamma else []
     for g in [*others, gamma]:
@@ -114,7 +114,7 @@ def option(default: Any, check: Check | None = None, networks: bool = False) -> 
 
     Args:
         default: None means that it is off, which every check accepts.
-        check: what its value must be, and a function that says if a value is.
+        check: the condition on its value in words, and a function that is True for a right value.
         networks: it determines the networks or the meaning of their outputs: a run cannot resume with another value.
     """
     return field(default=default, metadata={"check": check, "networks": networks})

@@ -28,7 +28,7 @@ _METHODS = ("reset", "step", "call_async", "call_wait")
 
 
 def as_pool(envs: Any) -> ActorPool:
-    """The pool of actors behind ``envs``: itself, that of a `amago.envs.pool.PoolEnv`, or one around a vector environment."""
+    """The pool of actors of ``envs``: itself, the pool of a `amago.envs.pool.PoolEnv`, or a pool around a vector environment."""
     if isinstance(envs, ActorPool):
         return envs
     if isinstance(getattr(envs, "pool", None), ActorPool):

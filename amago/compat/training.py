@@ -102,7 +102,7 @@ class AdamWRel(torch.optim.AdamW):
     """AdamW whose step count, on which the bias correction depends, returns to 0 after every ``reset_interval`` steps.
 
     That suits targets that change: the first steps after each change are larger (Adam-Rel, Ellis et al. 2024, arXiv 2412.17113). The
-    other arguments are those of `torch.optim.AdamW`.
+    other arguments: see `torch.optim.AdamW`.
     """
 
     def __init__(

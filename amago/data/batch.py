@@ -46,7 +46,7 @@ class RLData:
         rews: (L, 1) float32.
         dones: (L, 1) bool, terminated only.
         actions: (L, A) float32, vector form (one-hot, [-1, 1], bits).
-        time_idxs: (L + 1, 1) int64. Of L rows the last is added.
+        time_idxs: (L + 1, 1) int64. If there are only L rows, the last is added.
         rl2s: (L + 1, 1 + A) float32: reward, then previous action. Default: rewards and actions one step later, after a row of
             zeros, as at the start of a rollout.
         extras: {name: (rows, ...)} of declared extra fields (`amago.data.extras.ExtraField`): L + 1, L or 1 rows.
@@ -186,7 +186,7 @@ def collate(
     Args:
         extra_fields: the batch has exactly these extras, with their defaults in sequences that lack them. By default it has
             the extras of the sequences.
-        obs_space: of the observations; within its bounds padded integers stay. Default: they are 4.
+        obs_space: of the observations; padded integers stay within its bounds. Default: they are 4.
 
     Raises:
         ValueError: no samples, or samples that differ in keys, in shapes or in dtypes, which are not converted.

@@ -212,7 +212,7 @@ def _difference(a: list[dict[str, Array]], b: list[dict[str, Array]]) -> str | N
 
 
 def _why_not_repeated(env: Env, difference: str, repeats_itself: bool) -> str:
-    """The fault of two environments, seeded alike, whose trials differ; ``repeats_itself``: those of one of them do not."""
+    """The fault of two environments, seeded alike, whose trials differ; ``repeats_itself``: one of them does not repeat its own."""
     advice = "or pass seeded=False if the environment cannot repeat itself (runs with a seed then do not repeat either)"
     if "seed" not in reset_arguments(innermost(env, "").env.env):
         return (

@@ -281,7 +281,7 @@ class Recorder:
     """Record the rollouts of an environment: always returns and metrics, with ``write`` whole trajectories.
 
     Call `opened` after each reset and `stepped` after each step. Actions are recorded as the environment took them, after
-    exploration; ``dones`` holds *terminated* only. The other arguments are those of `amago.envs.SequenceWrapper`.
+    exploration; ``dones`` holds *terminated* only. Other arguments: see `amago.envs.SequenceWrapper`.
 
     Attributes:
         rng: draws the lengths of pieces.

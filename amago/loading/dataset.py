@@ -83,7 +83,7 @@ class DatasetSettings:
         extra_fields: the declared extra fields; batches have these extras and no others.
         cut_short_trajectories: ``padded_sampling`` also cuts trajectories that fit into ``max_seq_len``.
         items_per_epoch: training sequences in an epoch, of all processes.
-        experiment: that the settings are of, if any; not copied to other processes.
+        experiment: the experiment with these settings, if any; not copied to other processes.
 
     Raises:
         ValueError: ``padded_sampling`` is unknown, an extra field is wrong, or two have one name.
@@ -335,7 +335,7 @@ class RLDataset(Dataset[RLData], ABC):
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """State that a checkpoint must hold, as plain JSON types."""
+        """The state for a checkpoint, as plain JSON types."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -232,7 +232,7 @@ class Sampling:
 
 class Chances:
     """Draw units of one view: a group of trajectories uniformly, then one of its units with probability p^alpha / sum p^alpha.
-    The units are trajectories, or with priorities their sequences.
+    The units are trajectories, or with priorities, their sequences.
 
     Args:
         owner: its alpha and beta count with priorities alone.

@@ -92,7 +92,7 @@ class ResidualActor(BaseActorHead):
     """A deeper actor: an MLP to ``feature_dim``, blocks x + N(W2 act(N(W1 x))), and a linear layer to the policies' parameters. It
     ignores ``straight_from_obs``.
 
-    Args, beside those of `BaseActorHead`:
+    Args (the others are described in `BaseActorHead`):
         feature_dim: width between the blocks.
         residual_ff_dim: width within a block.
         residual_blocks: number of blocks.
@@ -258,7 +258,7 @@ class NCriticsTwoHot(EnsembleCritics):
         return self.bins.unspread(values)
 
     def bin_dist_to_raw_vals(self, bin_dist: Categorical) -> Tensor:
-        """The returns (..., 1) that distributions over bins (..., O) are worth."""
+        """The returns (..., 1) of distributions over bins (..., O)."""
         return self.bins.value(outputs_of(bin_dist))
 
     def raw_vals_to_labels(self, raw_td_target: Tensor) -> Tensor:
@@ -307,7 +307,7 @@ class StateValues(nn.Module):
 
     @torch.no_grad()
     def divide(self, factor: Tensor) -> None:
-        """Divide the network's outputs by a power of two, where what they are multiplied by has grown by as much."""
+        """Divide the network's outputs by a power of two, after their multiplier has grown by the same factor."""
         divide_layer(self.net.out_layer, factor)
 
 
@@ -396,7 +396,7 @@ class PopArtLayer(RunningMoments):
 
     @property
     def updates(self) -> Tensor:
-        """(), how often the statistics have moved; of the discount that has moved most often."""
+        """(), the number of updates of the statistics; of the discount with most updates."""
         return self._t.amax() - self.initial_samples
 
     @torch.no_grad()

@@ -174,7 +174,7 @@ class KVCache:
         self.host_lengths[:] = lengths.cpu().numpy()
 
     def shown(self) -> Shown:
-        """A copy in the layout of the original system, whose changes are taken back when the cache is used next."""
+        """A copy in the layout of the original system; changes of the copy are copied back at the next use of the cache."""
         for shown in self._shown:
             if shown.cache is self:
                 return shown

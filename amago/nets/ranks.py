@@ -1,7 +1,7 @@
 """Sums over ranks: the processes that train one agent together, each on its own batch.
 
 Within `joint_batch` the batches of all ranks count as one batch: running statistics, and the means of losses and metrics, are
-what they would be if one process had all of it. Outside of it, and in one process, nothing here communicates.
+the same as in one process with all batches. Outside of it, and in one process, nothing here communicates.
 """
 
 from __future__ import annotations

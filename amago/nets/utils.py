@@ -132,7 +132,7 @@ class WeightCache:
     """Cache one tensor that is derived from parameters, for forward passes without gradients.
 
     It is valid while every source is the same storage at the same version, and no optimizer has stepped. Writes through
-    ``Tensor.data`` raise no version: modules call `clear` when they change their mode, which covers those of training. Where
+    ``Tensor.data`` raise no version: modules call `clear` when they change their mode, which covers updates in training. Where
     gradients are on, or a source is an inference tensor (which has no version), nothing is cached. Threads may share a cache;
     copies of it are empty.
     """

@@ -58,7 +58,7 @@ Tensors = dict[str, Tensor]
 class StepModel(nn.Module):
     """One step of an `amago.agent.ActorCriticAgent` that takes the mode of its policy, of the discount of its rollouts.
 
-    The agent is copied, to the CPU and into evaluation mode. A ValueError says which of its classes cannot be exported.
+    The agent is copied, to the CPU and into evaluation mode. A ValueError names the class that cannot be exported.
     """
 
     tstep_encoder: Any

@@ -1,4 +1,4 @@
-"""Policies in files: find, load and write them, and copy their weights into an agent, those of the original system too."""
+"""Policies in files: find, load and write them, and copy their weights, also of the original system, into an agent."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def find_run(path: str | Path) -> tuple[Path, Path]:
     Args:
         path: a file of weights, a training state, or a directory: a run's (its latest weights, or, where it has none, its
             newest complete training state), or one that holds ``policy.pt``, ``policy.safetensors``, or a single file of
-            weights. The run's directory is the nearest one with a ``policy.json``, or, where there is none, that of the file.
+            weights. The run's directory is the nearest one with a ``policy.json``, or else the directory of the file.
 
     Raises:
         CheckpointError: the path does not exist, or holds no weights.

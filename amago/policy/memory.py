@@ -248,7 +248,7 @@ def influence(
     """The influence of each step of a rollout on later actions; None for an agent that does not give log-probabilities of its actions.
 
     A gradient measures how much an action would change with a step, not whether the change is of use. ``steps`` are cut to the last
-    ``max_seq_len``; ``attempt_ends`` are the steps taken when each attempt ended; ``seed`` is that of the actions, which are drawn anew.
+    ``max_seq_len``; ``attempt_ends`` are the steps taken when each attempt ended; ``seed`` is used to draw the actions anew.
     """
     if "log_prob" not in agent.policy_extras:
         return None

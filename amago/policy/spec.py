@@ -90,7 +90,7 @@ def read_policy_spec(run_dir: Path) -> dict[str, Any]:
 
 
 def checked_spec(spec: Any, path: Path) -> dict[str, Any]:
-    """A description, unchanged; CheckpointError if that of the file ``path`` is damaged."""
+    """A description, unchanged; CheckpointError if the description in the file ``path`` is damaged."""
     if missing := [k for k in _FIELDS if not isinstance(spec, dict) or k not in spec]:
         raise CheckpointError(f"{path} is damaged: its description of the policy lacks {', '.join(missing)}")
     return spec  # type: ignore[no-any-return]

@@ -116,7 +116,7 @@ class Building:
             e.summary(env_summary=env_summary)
 
     def require(self, what: str, writes: bool = True) -> None:
-        """Refuse a call that comes too early, or, if it writes, before the earlier run in the directory was loaded."""
+        """Refuse a call before `start`, or, if it writes, before the earlier run in the directory was loaded."""
         if self.closed or self.e.policy_aclr is None:
             raise RuntimeError(
                 f"{what} after close(): build a new Experiment" if self.closed else f"call Experiment.start() before {what}"
@@ -127,7 +127,7 @@ class Building:
             self.e.rundir.check_writable()
 
     def open_log(self, resumed: Path | None = None) -> None:
-        """Write how the run was started, from a training state if it goes on from one, and open its log, unless that is refused or done."""
+        """Record the start of the run, with the training state that it resumes, and open its log, unless refused or done."""
         e = self.e
         if e.rundir.note_start(e.policy, e.learner.calls, e.epoch, resumed or e.rundir.to_resume) and e.logger is None:
             e.init_logger()

@@ -60,7 +60,7 @@ class LogRow:
 
 
 class Callback:
-    """Base class of callbacks: override the moments that you need; each does nothing by default.
+    """Base class of callbacks: override the methods that you need; each does nothing by default.
 
     Pass instances as ``amago.Experiment(callbacks=[...])``. They are called in this order, after the library's callbacks, in
     every process of the run; `on_log` and `on_save_checkpoint` in the main process alone. An exception of a callback is not
@@ -72,7 +72,7 @@ class Callback:
     """
 
     def on_start(self, experiment: Any) -> None:
-        """``start()`` has built everything, and has resumed if it was to. ``experiment.epoch`` is the first epoch to run."""
+        """``start()`` has built everything, and has resumed if requested. ``experiment.epoch`` is the first epoch to run."""
 
     def before_epoch(self, experiment: Any) -> None:
         """An epoch begins: with ``always_load_latest``, the newest policy was read; evaluation and collection follow. Called again for
@@ -219,7 +219,7 @@ class Monitored(Callback):
 
     Args:
         monitor: the metric's name in the section ``val`` of the log; by default the mean return.
-        min_delta: by how much a value must be better than the best one so far to count as an improvement.
+        min_delta: the smallest difference to the best value so far that counts as an improvement.
         mode: "max" or "min": which values are better.
     """
 
@@ -271,7 +271,7 @@ class KeepBest(Monitored):
     the weights by new rollouts. Where collectors in other processes evaluate (``amago launch``), the learner's weights of the moment
     are kept, which may be some updates newer than those that were evaluated. The value of the evaluation is in the file, so that weights
     and value always belong together: training states are older after a kill.
-    Its arguments are those of `Monitored`.
+    Arguments: see `Monitored`.
     """
 
     def on_start(self, experiment: Run) -> None:

@@ -33,7 +33,7 @@ class SettingsError(ValueError):
 
 
 Check = Callable[[str, Any], str | None]
-"""Returns why a field, given by its name and its value, is wrong; None where it is right."""
+"""Returns the fault of a field, given by its name and its value; None if it has none."""
 
 
 @dataclass(frozen=True)

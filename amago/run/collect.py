@@ -104,7 +104,7 @@ class RunActors:
         return f"{self.settings.parallel_actors} actors ({self.mode}); observations: {shapes}; actions: {self.spaces.action}"
 
     def envs(self, kind: Literal["train", "val"]) -> Any:
-        """The environments as one that steps them all: the environment given to `use`, or a `PoolEnv`."""
+        """One environment that steps all environments: the one given to `use`, or a `PoolEnv`."""
         if kind not in self._envs:
             self._envs[kind] = PoolEnv((self.train if kind == "train" else self.val).pool)
         return self._envs[kind]

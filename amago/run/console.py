@@ -79,7 +79,7 @@ class Console(Callback):
 
     @contextmanager
     def learning(self, experiment: Run) -> Iterator[None]:
-        """A block in which `learn` runs."""
+        """The context in which `learn` runs."""
         self._run, self._began, self._first = experiment, time.monotonic(), experiment.epoch
         try:
             yield

@@ -176,7 +176,7 @@ class Learner:
         return made
 
     def renew_accelerator(self) -> None:
-        """Make another accelerator if this one was made here for other settings than those of now."""
+        """Make another accelerator if the settings have changed since this one was made here."""
         now, made, wanted = self.accelerator, self._made, (self.settings.batches_per_update, self.settings.mixed_precision)
         if made is not None and made[0] is now and (made[1:] != wanted or now.mixed_precision != wanted[1]):
             del self.accelerator
@@ -306,8 +306,8 @@ class Learner:
     # ---- training state ---------------------------------------------------------------------------------------------------
 
     def average_gradients(self, group: Ranks) -> None:
-        """Set the gradients of an update of several batches that is not complete to their means over the ranks, which its end would
-        take, so that rank 0 can save them for all."""
+        """Set the gradients of an incomplete update of several batches to their means over the ranks, as the end of the update
+        would do, so that rank 0 can save them for all."""
         if group.count > 1:
             parameters, found = dict(self.policy.named_parameters()), self._unused_gradients()
             for name in sorted(set().union(*group.gather([list(found)]))):

@@ -139,7 +139,7 @@ class TensorBoardLogger(Logger):
 class WandbLogger(Logger):
     """Logs to Weights & Biases, with ``config``, settings by name, as its table.
 
-    A run has the same id for ever, so that a process that resumes it goes on with its curves. Processes that only collect are
+    The id of a run never changes, so that a resumed run continues its curves. Processes that only collect are
     separate runs.
     """
 
@@ -259,7 +259,7 @@ def to_floats(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def extra_loggers(s: ExperimentSettings, settings: dict[str, Any]) -> Iterator[Logger]:
-    """The loggers that the run asks for, with tables of ``settings`` (`amago.run.record.settings_of`)."""
+    """The loggers of the setting ``log_to``, with tables of ``settings`` (`amago.run.record.settings_of`)."""
     asked = {*s.log_to, *(["tensorboard"] if s.log_to_tensorboard else ()), *(["wandb"] if s.log_to_wandb else ())}
     return (make(s, flat(settings)) for name, make in LOGGERS.items() if name in asked)
 

@@ -127,7 +127,7 @@ def _put(state: dict[str, Any]) -> None:
 
 
 class SharedProcess:
-    """Separates the process state that environments change from that of the run's own work, which keeps its handlers of signals throughout."""
+    """Separates the process state that environments change from the state for the run's own work; signal handlers do not change."""
 
     def __init__(self) -> None:
         self._own: dict[str, Any] | None = None  # inside `environments`: the state for the run's own work

@@ -1,4 +1,4 @@
-"""``settings.json``: the settings of a run, and when, where and how each of its processes was started."""
+"""``settings.json``: the settings of a run, and the time, place and command of each start of its processes."""
 
 from __future__ import annotations
 

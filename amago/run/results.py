@@ -36,7 +36,7 @@ class Estimate(NamedTuple):
     Attributes:
         low, high: the ends of its 95% percentile-bootstrap interval.
         std: standard deviation of the rollouts (not of the mean).
-        rollouts: how many.
+        rollouts: their number.
     """
 
     mean: float

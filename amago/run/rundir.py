@@ -213,7 +213,7 @@ class RunDir:
         self._lock: RunLock | None = None
 
     def claim(self, data: RLDataset, group: Ranks) -> Path | None:
-        """Claim directory and buffer, that of ``data``; returns the training state to resume from, None to begin.
+        """Claim the directory and the buffer of ``data``; returns the training state to resume from, None to begin.
 
         Raises:
             RunInUseError: another process that learns writes the run.
@@ -375,7 +375,7 @@ class RunDir:
 
     def note_start(self, agent: nn.Module, calls: Calls | None, epoch: int, resumed: Path | None) -> bool:
         """Write ``settings.json`` and ``config.txt``, and remember the settings for training states, unless that is done or may not be;
-        returns True if it was. ``calls`` are those of `amago.run.record.recording` while the agent was built; ``epoch`` is the first to
+        returns True if it was. ``calls`` come from `amago.run.record.recording` while the agent was built; ``epoch`` is the first to
         run, and ``resumed`` the training state from which the run goes on."""
         if self._noted or not self.is_open:
             return False

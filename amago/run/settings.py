@@ -336,7 +336,7 @@ class ExperimentSettings:
     @functools.cached_property
     def exploration_plan(self) -> tuple[int, bool]:
         """The arguments of `ExplorationWrapper.fit_to_run`: steps of each actor in the whole run, and whether the run begins with trained
-        weights. A launch's collector, whose epochs never end, keeps those of the run."""
+        weights. A launch's collector, whose epochs never end, keeps the run's values."""
         if not self.collects:
             return 0, self.init_from is not None
         epochs = self.epochs - max(0, int(self.start_collecting_at_epoch))

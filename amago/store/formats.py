@@ -67,7 +67,7 @@ class Member(NamedTuple):
     """One array in a file.
 
     Attributes:
-        at: offset of its bytes in the file, in archives those of its array header.
+        at: offset of its bytes in the file, in archives of its array header.
         skip: bytes of the array header.
         packed: bytes of the compressed stream; 0 if it is not compressed.
         crc: of array header and data.
@@ -151,7 +151,7 @@ def file_name(save_as: str, writer: str, sequence: int, n: int, env_name: str) -
 
 
 def next_sequence(directory: str | os.PathLike[str], writer: str) -> int:
-    """The first number above those of a writer's files in a directory."""
+    """The first number above the numbers of a writer's files in a directory."""
     found = (SEGMENT_NAME.fullmatch(name) or NPZ_NAME.fullmatch(name) for name in os.listdir(directory))
     return max((int(m["sequence"]) for m in found if m and m["writer"] == writer), default=-1) + 1
 

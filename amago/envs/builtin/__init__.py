@@ -1,4 +1,4 @@
-"""Built-in environments, most of which cannot be solved without memory; those of other packages are imported by their module.
+"""Built-in environments, most of which cannot be solved without memory; adapters of other packages are imported by their module.
 
 All of them draw every random number from the generator that ``reset(seed=...)`` seeds, raise TypeError or ValueError for a wrong
 argument or action, naming it and its value, and `gymnasium.error.ResetNeeded` for a step with no rollout under way. ``horizon`` is

@@ -1,4 +1,4 @@
-"""Environments in JAX as vectorised Gymnasium environments, and those of gymnax (Lange 2022, https://github.com/RobertTLange/gymnax)."""
+"""Environments in JAX as vectorised Gymnasium environments, with gymnax (Lange 2022, https://github.com/RobertTLange/gymnax)."""
 
 from __future__ import annotations
 

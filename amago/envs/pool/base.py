@@ -274,7 +274,7 @@ class ActorPool(ABC):
 
     @abstractmethod
     def _ask(self, method: str, *args: object) -> list[Any]:
-        """The results of a method of each process's `amago.envs.pool.sync.ActorSet`, without those of processes that were lost."""
+        """The results of a method of each process's `amago.envs.pool.sync.ActorSet`, without the results of lost processes."""
 
     def _begin_ask(self, method: str, *args: object) -> None:
         """Begin `_ask`; `_end_ask` returns the results."""

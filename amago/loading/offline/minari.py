@@ -134,7 +134,7 @@ class _MinariSource(TrajectorySource):
         self.lengths = np.array([n for _, n in episodes], dtype=np.int64)
 
     def sound(self, leave_out: Callable[[str, Exception], None]) -> Iterator[StoredTraj]:
-        """The episodes that can be read, to which this is reduced once all were read.
+        """The episodes that can be read; the source is reduced to these once all were read.
 
         Args:
             leave_out: called with each other episode and the reason.
