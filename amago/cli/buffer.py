@@ -6,7 +6,7 @@ import re
 import sys
 import time
 import zlib
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 
 import gymnasium as gym
@@ -24,14 +24,17 @@ from amago.loading.offline.arrays import ArrayDataset, D4RLDataset, read_hdf5, r
 from amago.loading.offline.base import copy_to, files_of
 from amago.loading.offline.minari import MinariDataset, export
 from amago.loading.offline.original import OriginalDataset, action_width, files_of_original
+from amago.loading.offline.parquet import ParquetDataset, export_parquet, open_lerobot, parquet_files
 from amago.spaces.actions import ActionSpec
 from amago.store import StoreError, StoreView, TrajectoryStore
 from amago.store import index as store_index
 from amago.store.store import PARTITIONS, PROTECTED
 
-_KINDS = {".hdf5": "d4rl", ".h5": "d4rl", ".npz": "npz", ".traj": "original"}
+_KINDS = {".hdf5": "d4rl", ".h5": "d4rl", ".npz": "npz", ".traj": "original", ".parquet": "parquet"}
 _UNUSED = {
-    "minari": ("env", "action_space", "max_episode_steps"), "d4rl": (), "npz": ("max_episode_steps",), "original": ("max_episode_steps",),
+    "minari": ("env", "action_space", "max_episode_steps", "fields"), "d4rl": ("fields",), "npz": ("max_episode_steps",),
+    "original": ("max_episode_steps", "fields"), "parquet": ("env", "action_space", "max_episode_steps", "fields"),
+    "lerobot": ("env", "max_episode_steps", "fields"),
 }  # fmt: skip
 """For each format, the options of ``import`` that do not apply to it."""
 _MANY = 20_000  # trajectories that `info` reads at most
@@ -60,16 +63,22 @@ def add_arguments(parser: ArgumentParser) -> None:
 
     source = (
         "id or directory of a local Minari dataset, a D4RL .hdf5 file, or an .npz file with the arrays observations, actions, "
-        "rewards, terminations (rows of transitions) and, if known, truncations, next_observations; or a directory with files of "
-        "the original system"
+        "rewards, terminations (rows of transitions) and, if known, truncations, next_observations, env_names; or a directory of these, "
+        "of an export as Parquet, of a LeRobot dataset (v3), or of files of the original system"
     )
     summary = "copy recorded data into buffer/protected, which is sampled and never deleted"
     _add_import(
         command("import", summary, "D4RL/pointmaze/umaze-v2 runs/demo", source, "run directory; created if it does not exist")
     )
-    summary = "write the trajectories of a buffer as a new Minari dataset"
-    dataset = "id of the new dataset, NAME-vN or NAMESPACE/NAME-vN; it is written to $MINARI_DATASETS_PATH"
-    command("export", summary, "runs/demo demo/cartpole-v0").add_argument("dataset", metavar="ID", help=dataset)
+    summary = "write the trajectories of a buffer as a new Minari dataset, or as Parquet files"
+    dataset = (
+        "id of the new Minari dataset, NAME-vN or NAMESPACE/NAME-vN, which is written to $MINARI_DATASETS_PATH; or directory of the Parquet "
+        "files"
+    )
+    sub = command("export", summary, "runs/demo demo/cartpole-v0")
+    sub.add_argument("dataset", metavar="ID", help=dataset)
+    formats = "parquet: rows of timesteps, as Hugging Face datasets and the Hub's viewer read them"
+    sub.add_argument("--to", choices=("minari", "parquet"), default="minari", help=formats)
     command("info", "summarise a buffer: files, trajectories, spaces, returns", "runs/demo")
     command("verify", "read every file of a buffer and compare it with its checksums; changes nothing", "runs/demo")
     add = command("head", "print the first trajectories of a buffer", "runs/demo -n 3 --steps 5").add_argument
@@ -87,6 +96,8 @@ def _add_import(sub: ArgumentParser) -> None:
     add("--max-episode-steps", type=whole_number, default=None, help=limit)
     name = "name of the environment in statistics; default: the recorded name, or that of the file"
     add("--env-name", default=None, help=name)
+    fields = "names of arrays in .npz files, such as observations=obs rewards=r observations/camera=pixels"
+    add("--fields", nargs="+", type=_field, default=None, metavar="FIELD=NAME", help=fields)
     pickles = (
         "also read the .traj files of the original system. They are pickles, which could run any code of their author: only for "
         "files that you trust. Whatever is not an array or a trajectory is refused"
@@ -99,6 +110,13 @@ def _add_import(sub: ArgumentParser) -> None:
     add("--skip-damaged", action="store_true", help=damaged)
     add("--save-as", choices=("segments", "npz", "npz-compressed"), default="segments", help="format of the files to write")
     add("--replace", action="store_true", help="delete the trajectories of an earlier import of SOURCE")
+
+
+def _field(text: str) -> tuple[str, str]:
+    name, _, own = text.partition("=")
+    if not name or not own:
+        raise ArgumentTypeError(f"{text!r} is not FIELD=NAME")
+    return name, own
 
 
 def run(args: Namespace) -> int:
@@ -174,13 +192,18 @@ def _open_source(args: Namespace, root: Path) -> OfflineDataset:
     """The dataset that the arguments of ``import`` describe, to be copied into the buffer ``root``."""
     path, given = Path(args.source).expanduser(), vars(args)
     kind = "original" if files_of_original(path) else _KINDS.get(path.suffix.lower(), "minari")
+    if path.is_dir() and kind == "minari":
+        marks = (path / "meta/info.json").is_file(), parquet_files(path), any(path.glob("*.npz"))
+        kind = next((name for name, there in zip(("lerobot", "parquet", "npz"), marks) if there), kind)
     for name in _UNUSED[kind]:
         if given[name] is not None:
             raise ValueError(f"--{name.replace('_', '-')} does not apply to {args.source}, which is read in the format {kind}")
     skip, name = args.skip_damaged, args.env_name
     if kind == "minari":
         return MinariDataset(args.source, in_memory=False, env_name=name, skip_damaged=skip)
-    if kind != "original" and not path.is_file():
+    if kind == "parquet":
+        return ParquetDataset(path, name)
+    if kind != "original" and not path.exists():
         raise ValueError(f"SOURCE: the file {path} does not exist")
     obs_space, space = None, args.action_space
     if args.env is not None:
@@ -195,10 +218,12 @@ def _open_source(args: Namespace, root: Path) -> OfflineDataset:
     if kind == "d4rl":
         space = space_syntax.space_of_actions(space, read_hdf5(path)["actions"], path) if isinstance(space, str) else space
         return D4RLDataset(path, args.max_episode_steps, space, obs_space, name, skip_damaged=skip)
-    rows = read_npz(str(path))
+    if kind == "lerobot":
+        return open_lerobot(path, None if isinstance(space, str) else space, name)
+    rows = read_npz(path, dict(args.fields or ()))
     space = space_syntax.space_of_actions(space, rows["actions"], path)
-    name = name or path.stem
-    dataset = ArrayDataset(**rows, action_space=space, observation_space=obs_space, env_name=name, skip_damaged=skip)
+    rows["env_name"] = name or rows.get("env_name", path.stem)
+    dataset = ArrayDataset(**rows, action_space=space, observation_space=obs_space, skip_damaged=skip)
     dataset.title = str(path)
     return dataset
 
@@ -240,9 +265,15 @@ def export_(args: Namespace) -> int:
             pieces += traj.start_time > 0
             bar.update(len(traj))
 
-        count = export(map(view.read, chosen), obs_space, spec, args.dataset, about, exported)
-    print(f"exported {count:,} episodes as the Minari dataset {args.dataset}")
-    if pieces:
+        trajs = map(view.read, chosen)
+        if args.to == "parquet":
+            count = export_parquet(
+                trajs, obs_space, spec, Path(args.dataset).expanduser(), view.schema(chosen[0]).extras, exported
+            )
+        else:
+            count = export(trajs, obs_space, spec, args.dataset, about, exported)
+    print(f"exported {count:,} episodes as the {args.to.capitalize()} dataset {args.dataset}")
+    if pieces and args.to == "minari":
         reason = "the rollout was saved in pieces, and each piece became an episode"
         print(f"{pieces:,} of these episodes continue the one before: {reason}")
     return 0

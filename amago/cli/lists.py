@@ -97,6 +97,7 @@ EXTRAS: dict[str, str] = {
     "hub": "amago push, amago pull",
     "mlflow": "--log_to mlflow",
     "offline": "Minari and HDF5 datasets",
+    "parquet": "Parquet files and LeRobot datasets",
     "plots": "pictures: amago demo, amago eval --memory",
     "ray": "--ray: collectors on many machines",
     "report": "amago report, amago watch",

@@ -15,6 +15,7 @@ from amago.loading.offline import OfflineDataset
 from amago.loading.offline.arrays import ArrayDataset, D4RLDataset
 from amago.loading.offline.minari import MinariDataset
 from amago.loading.offline.original import OriginalDataset
+from amago.loading.offline.parquet import ParquetDataset
 from amago.relabeling import GoalSequenceRelabeler, LastRewardShaping, NoveltyRelabeler
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "NoveltyRelabeler",
     "OfflineDataset",
     "OriginalDataset",
+    "ParquetDataset",
     "RLData",
     "RLData_pad_collate",
     "RLDataset",

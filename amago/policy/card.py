@@ -358,10 +358,11 @@ def _hub(request: str, token: str | None) -> Iterator[HfApi]:
 def push_card(
     directory: str | Path, repo_id: str, private: bool = False, message: str | None = None, token: str | None = None
 ) -> str:
-    """Upload a card to a repository of models, which is created if there is none; returns the address of the page.
+    """Upload a card to a repository of models, or Parquet files to one of datasets, which is created if there is none; returns the address
+    of the page.
 
     Args:
-        directory: of `write_card`.
+        directory: of `write_card`, or of ``amago buffer export --to parquet``.
         repo_id: "USER/NAME" or "ORGANISATION/NAME".
         private: of a new repository: only its owners see it.
         message: of the commit.
@@ -373,6 +374,15 @@ def push_card(
         HubError: the Hub could not be reached, or refused.
     """
     directory = Path(directory).expanduser()
+    if (directory / PAGE_FILE).is_file() and any((directory / "data").glob("*.parquet")):
+        refuse_secrets(directory)
+        with _hub(f"push to {repo_id}", token) as api:
+            api.create_repo(repo_id, private=private, exist_ok=True, repo_type="dataset")
+            api.upload_folder(
+                repo_id=repo_id, folder_path=directory, repo_type="dataset", allow_patterns=[PAGE_FILE, "data/*.parquet"],
+                commit_message=message or f"{directory.resolve().name}, with amago buffer export",
+            )  # fmt: skip
+            return f"{api.endpoint}/datasets/{repo_id}"
     if lacking := _missing_in(directory):
         raise ValueError(f"{directory} is no card: it lacks {', '.join(lacking)}; make one with 'amago card RUN'")
     files = [p for p in sorted(directory.iterdir()) if p.name not in (".cache", ".gitattributes", ".gitignore")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -124,7 +124,7 @@ class ArrayDataset(OfflineDataset):
         truncations: (N,); default: none.
         next_observations: like ``observations``.
         observation_space: the environment's; default: boxes bounded by their dtypes only.
-        env_name: name in the statistics by environment.
+        env_name: name in the statistics by environment: one for all, or one for each row (its first row names an episode).
         relabeler: rewrites each trajectory before a training sequence is cut from it.
         skip_damaged: leave out episodes that hold numbers that are not finite, or actions outside of their space, with a
             warning that names each.
@@ -143,7 +143,7 @@ class ArrayDataset(OfflineDataset):
         truncations: Array | None = None,
         next_observations: Rows | None = None,
         observation_space: gym.Space[Any] | None = None,
-        env_name: str = "arrays",
+        env_name: str | Sequence[str] = "arrays",
         relabeler: Relabeler | None = None,
         skip_damaged: bool = False,
     ):
@@ -152,12 +152,13 @@ class ArrayDataset(OfflineDataset):
         self.next_observations = None if next_observations is None else _each(np.asarray, next_observations)
         self.rewards, self.terminations = np.asarray(rewards), np.asarray(terminations)
         self.truncations = np.zeros(len(self.rewards), bool) if truncations is None else np.asarray(truncations)
-        self.action_space, self.observation_space, self.env_name = action_space, observation_space, env_name
+        self.action_space, self.observation_space = action_space, observation_space
+        self.env_name: Any = env_name if isinstance(env_name, str) else np.asarray(env_name)
 
     def load(self) -> InMemory:
         n = len(self.rewards)
-        for name in ("terminations", "truncations", "actions", "observations", "next_observations"):
-            value = vars(self)[name]
+        for name in ("terminations", "truncations", "actions", "observations", "next_observations", "env_name"):
+            value = None if isinstance(vars(self)[name], str) else vars(self)[name]
             parts = value if isinstance(value, Mapping) else {None: value}
             for key, rows in parts.items():
                 if rows is not None and len(rows) != n:
@@ -185,8 +186,9 @@ class ArrayDataset(OfflineDataset):
             steps, where = slice(start, stop), f"{self.name}, rows {start} to {end - 1}"
             obs = _each(lambda a, b, s=steps, e=end: np.concatenate((a[s], b[e - 1 : e])), self.observations, last)
             taken = _each(lambda a, s=steps: a[s], actions)
+            name = self.env_name if isinstance(self.env_name, str) else str(self.env_name[start])
             try:
-                yield converter.convert(where, obs, taken, self.rewards[steps], terminations[steps], self.env_name)
+                yield converter.convert(where, obs, taken, self.rewards[steps], terminations[steps], name)
             except ValueError as err:
                 self.leave_out(where, err)
 
@@ -203,7 +205,7 @@ def infer_space(rows: Rows) -> gym.Space[Any]:
 ALIASES = {
     "observations": ("observations",), "actions": ("actions",), "rewards": ("rewards",),
     "terminations": ("terminations", "terminals", "dones"), "truncations": ("truncations", "timeouts"),
-    "next_observations": ("next_observations",),
+    "next_observations": ("next_observations",), "env_name": ("env_name", "env_names", "tasks"),
 }  # fmt: skip
 """The arguments of `ArrayDataset`, and the names of the same arrays in files."""
 _NEEDED = ("observations", "actions", "rewards", "terminations")
@@ -217,20 +219,40 @@ def _find(path: str | Path, names: list[str], own: set[str]) -> dict[str, str]:
     return found
 
 
-def read_npz(path: str) -> dict[str, Any]:
+def read_npz(path: str | os.PathLike[str], fields: Mapping[str, str] | None = None) -> dict[str, Any]:
     """The arrays of an ``.npz`` file by the names of `ArrayDataset`'s arguments.
 
     ``observations`` may be one array or several named ``observations/KEY``, and so may ``next_observations`` and ``actions``;
-    ``terminals`` or ``dones`` are read as ``terminations``, ``timeouts`` as ``truncations``.
+    ``terminals`` or ``dones`` are read as ``terminations``, ``timeouts`` as ``truncations``, ``env_names`` as ``env_name``.
+
+    Args:
+        path: the file, or a directory of such files, in the order of their names; the end of a file ends an episode.
+        fields: names in the file of these arrays, such as {"observations": "obs"}, or {"observations/camera": "pixels"}. With them, no
+            episode of a file without terminations terminates.
 
     Raises:
-        ValueError: the file cannot be read or lacks an array; the message lists the arrays that it has.
+        ValueError: a file cannot be read or lacks an array; the message lists the arrays that it has.
     """
+    if os.path.isdir(path):
+        parts = [read_npz(file, fields) for file in sorted(Path(path).glob("*.npz"))]
+        if not parts or any(part.keys() != parts[0].keys() for part in parts):
+            raise ValueError(f"{path} holds no .npz files" if not parts else f"the files in {path} have different arrays")
+        for part in parts:
+            ends = np.zeros(len(part["rewards"]), bool) | part.get("truncations", False)
+            ends[-1:] |= ~np.asarray(part["terminations"]).astype(bool).reshape(-1)[-1:]
+            part["truncations"] = ends
+        return {name: _each(lambda *rows: np.concatenate(rows), *(part[name] for part in parts)) for name in parts[0]}
     try:
         with np.load(path, allow_pickle=False) as archive:
             rows: dict[str, Any] = dict(archive)
     except (OSError, ValueError, EOFError) as err:
         raise ValueError(f"{path} cannot be read as an .npz file of plain arrays: {err}") from err
+    for name, own in (fields or {}).items():
+        if own not in rows or name.partition("/")[0] not in ALIASES:
+            raise ValueError(f"fields: {name}={own}, but {path} has {sorted(rows)}, and the fields are {', '.join(ALIASES)}")
+        rows[name] = rows.pop(own)
+    if fields and "terminations" not in fields and "rewards" in rows and not {*ALIASES["terminations"]} & rows.keys():
+        rows["terminations"] = np.zeros(len(rows["rewards"]), bool)
     names = sorted(rows)
     for whole in ("observations", "next_observations", "actions"):
         if parts := {name.removeprefix(f"{whole}/"): rows[name] for name in names if name.startswith(f"{whole}/")}:
