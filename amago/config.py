@@ -20,6 +20,7 @@ from typing import Any
 
 import cloudpickle
 import gin
+import yaml
 
 log = logging.getLogger(__name__)
 Binding = tuple[str, str, str, bytes | None]
@@ -71,16 +72,19 @@ def plain(value: Any) -> Any:
     return value.tolist() if not own and callable(getattr(value, "tolist", None)) else value
 
 
-def parse_files(paths: Iterable[str]) -> None:
+def parse_files(paths: Iterable[str | Mapping[str, Any]]) -> None:
     """Apply ``.gin`` files from left to right; of several bindings of one parameter the last counts.
 
     Args:
-        paths: files, or "zoo/NAME" for the settings of that name that come with the library.
+        paths: files, or "zoo/NAME" for the settings of that name that come with the library; or settings as of `bind`.
 
     Raises:
         ValueError: a file cannot be read, or has a mistake as for `bind`; there is no such name in the zoo.
     """
     for path in paths:
+        if isinstance(path, Mapping):
+            bind(path)
+            continue
         try:
             with gin.unlock_config(), _utf8_files():
                 gin.parse_config_file(str(zoo_file(path) if str(path).startswith("zoo/") else path))
@@ -93,6 +97,77 @@ def parse_files(paths: Iterable[str]) -> None:
                 _check_type(name, value)
             except ValueError as err:
                 raise ValueError(f"{path}: cannot bind {name!r} = {value!r}: {err}") from err
+
+
+class _Yaml(yaml.SafeLoader):
+    """YAML in which "1e-4" is a number, "no" a text, and "None" nothing."""
+
+
+_Yaml.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in known if not tag.endswith(":bool")]
+    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _tag, _pattern, _first in (
+    ("bool", "true|True|false|False", "tTfF"), ("null", "None", "N"), ("float", r"[-+]?(\d[\d_]*\.?\d*|\.\d+)[eE][-+]?\d+", "-+.0123456789"),
+):  # fmt: skip
+    _Yaml.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})$"), list(_first))
+
+
+def read_setting(text: str) -> tuple[str, list[Any]] | None:
+    """The name, and the value or the values, of "NAME=VALUE" or "NAME=VALUE,VALUE,..."; None for another text. Values are YAML's; lists
+    have brackets."""
+    found = re.fullmatch(r"([A-Za-z_][\w./]*)=(.+)", text, re.DOTALL)
+    if found is None or text.endswith((".gin", ".yaml", ".yml")):
+        return None
+    return found[1], [found[2]] if found[2].startswith("@") else _parse_yaml(f"[{found[2]}]", text)
+
+
+def read_settings(entry: str) -> dict[str, Any] | None:
+    """The settings of a YAML file, or of "NAME=VALUE", by dotted name; None for another file, and a ValueError for a mistake."""
+    if (setting := read_setting(entry)) is not None:
+        name, values = setting
+        if len(values) != 1:
+            raise ValueError(f"{entry!r} has {len(values)} values, and one is expected; a list has brackets: {name}=[...]")
+        return {name: values[0]}
+    if not entry.endswith((".yaml", ".yml")):
+        return None
+    try:
+        tree = _parse_yaml(Path(entry).read_text(encoding="utf-8"), entry) or {}
+    except OSError as err:
+        raise ValueError(f"cannot read {entry!r}: {err}") from err
+    if not isinstance(tree, dict):
+        raise ValueError(f"{entry} must have lines NAME: VALUE, got {tree!r:.80}")
+    return dict(_flat(tree))
+
+
+def _parse_yaml(text: str, source: str) -> Any:
+    try:
+        return yaml.load(text, _Yaml)  # a SafeLoader
+    except yaml.YAMLError as err:
+        raise ValueError(f"cannot read {source}: {' '.join(str(err).split())}") from err
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        yield from _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [(f"{prefix}{name}", value)]
+
+
+def write_settings(path: Path, settings: Mapping[str, Any], comment: str) -> None:
+    """Write settings as a YAML file, for `read_settings`; classes and functions as gin names them, other objects not at all."""
+    found = {name: _storable(value) for name, value in settings.items()}
+    kept = {name: value for name, value in found.items() if value is not None or settings[name] is None}
+    path.write_text(f"# {comment}\n{yaml.safe_dump(kept, sort_keys=False)}", encoding="utf-8")
+
+
+def _storable(value: object) -> Any:
+    value = plain(value)
+    if isinstance(value, list | tuple):
+        return [_storable(v) for v in value]
+    if isinstance(value, gin.config.ConfigurableReference):
+        return repr(value)
+    if callable(value):
+        return next((f"@{full}" for full, known in registry().items() if value in (known.wrapped, known.wrapper)), None)
+    return value if isinstance(value, bool | int | float | str) else None
 
 
 @contextmanager
@@ -258,7 +333,7 @@ def mark_as_used() -> None:
     _of_earlier_experiments.update(bindings())
 
 
-def change(params: Mapping[str, Any], files: Iterable[str] = ()) -> list[str]:
+def change(params: Mapping[str, Any], files: Iterable[str | Mapping[str, Any]] = ()) -> list[str]:
     """`bind` and then `parse_files`: all of it, or nothing if a part is wrong.
 
     Returns:

@@ -17,6 +17,7 @@ from amago import config
 from amago.cli import train as command
 from amago.cli.eval import evaluate_policy
 from amago.cli.gym_env import GymEnv
+from amago.cli_utils.scripts import record_settings
 from amago.policy import Policy, load_policy
 from amago.run.console import metrics_table
 from amago.run.results import Evaluation
@@ -108,6 +109,7 @@ def train(
         experiment = command.make_experiment(args, make_env)
         at_end.callback(experiment.close)
         experiment.start()
+        record_settings(experiment, args)
         experiment.learn()
         experiment.write_latest_policy()
         loaded = load_policy(experiment.run_dir, experiment.DEVICE)

@@ -13,6 +13,8 @@ from amago import __version__
 
 COMMANDS = {
     "train": "train an agent on a Gymnasium environment",
+    "resume": "continue a run from its directory",
+    "rerun": "train again with the settings and the seed of a run, from its directory alone",
     "launch": "run a training script as one learner and several collectors",
     "collect": "run collectors on another machine, for a launch with --bus",
     "eval": "evaluate a trained agent",
@@ -29,6 +31,8 @@ COMMANDS = {
 }
 
 _PLACES = {
+    "resume": ("train", "add_run_arguments", "resume"),
+    "rerun": ("train", "add_run_arguments", "rerun"),
     "collect": ("launch", "add_collect_arguments", "collect"),
     "push": ("card", "add_push_arguments", "push"),
     "pull": ("card", "add_pull_arguments", "pull"),
@@ -64,8 +68,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             functions[add_arguments](sub)
             sub.formatter_class = _help_formatter  # not before: add_argument() makes one
             sub.set_defaults(subcommand=functions[run], words=argv[1:])  # "run" is an argument of eval
-    args = parser.parse_args(argv)
+            command = sub
+    args, words = parser.parse_known_args(argv)
     try:
+        if words and "configs" not in vars(args):
+            command.error(f"unrecognized arguments: {' '.join(words)}")
+        if words or "sweep" in vars(args):
+            from amago.cli_utils.arguments import take_settings
+
+            take_settings(command, args, words)
         done = int(args.subcommand(args) or 0)
         sys.stdout.flush()
         return done

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import REMAINDER, Action, ArgumentError, ArgumentParser, Namespace
 from collections.abc import Mapping
 from contextlib import closing
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -14,8 +16,9 @@ import numpy as np
 
 from amago import cli_utils, config
 from amago.agent import Agent, BaseAgent
-from amago.cli.gym_env import ENVIRONMENT, LIMIT, GymEnv, eval_command, write_args_file
-from amago.cli_utils.arguments import LIBRARY_DEFAULTS
+from amago.cli import main
+from amago.cli.gym_env import ENVIRONMENT, LIMIT, GymEnv, eval_command, is_own_code, write_args_file
+from amago.cli_utils.arguments import LIBRARY_DEFAULTS, at_least, set_arguments
 from amago.describe import fit_width
 from amago.envs import AMAGOEnv
 from amago.experiment import Experiment
@@ -23,6 +26,8 @@ from amago.nets.traj_base import TRAJ_ENCODERS
 from amago.nets.tstep_encoders import is_image
 from amago.run.checks import unwritable
 from amago.run.console import metrics_table
+from amago.run.record import read_record
+from amago.run.rundir import SETTINGS_YAML
 
 VAL_SHARE = 0.1
 ARGUMENTS: dict[str, Any] = {
@@ -44,7 +49,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "Arguments without a default are chosen for the environment and printed. "
         "Example: amago train CartPole-v1 --run-name demo --buffer-dir runs"
     )
-    parser.add_argument("env", help=f"{ENVIRONMENT}, such as CartPole-v1 or my_module:make_env")
+    env = parser.add_argument("env", help=f"{ENVIRONMENT}, such as CartPole-v1 or my_module:make_env")
+    env.required = False  # with --from
     cli_utils.add_common_cli(parser)
     horizon = f"truncate rollouts after this many steps; if not given, at the environment's limit, and after {LIMIT} steps if it has none"
     parser.add_argument("--horizon", type=cli_utils.whole_number, default=None, help=horizon)
@@ -52,11 +58,65 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--memory", default="auto", choices=MEMORIES, help=memory)
     plain = "do not choose settings for the environment: a small transformer, and the library's defaults"
     parser.add_argument("--no_choices", "--no-choices", action="store_true", help=plain)
-    parser.set_defaults(**LIBRARY_DEFAULTS | {"env_mode": "auto"} | dict.fromkeys(ARGUMENTS))
+    origin = "begin with all settings of a run, from its settings.yaml: ENV, --run_name and --buffer_dir are then optional"
+    parser.add_argument("--from", dest="configs", action=_From, default=(), metavar="RUN", help=origin)
+    seeds = (
+        "train each setting with so many seeds, from --seed on, and print a table; so do lists of values, agent.gamma=0.9,0.99"
+    )
+    parser.add_argument("--seeds", type=at_least(1), default=1, help=seeds)
+    parser.add_argument(
+        "--processes",
+        type=at_least(1),
+        default=None,
+        help="runs of --seeds and of lists side by side; if not given, one a core",
+    )
+    parser.set_defaults(**LIBRARY_DEFAULTS | {"env_mode": "auto", "sweep": {}, "env_of_run": None} | dict.fromkeys(ARGUMENTS))
+
+
+class _From(Action):
+    """Sets the arguments that a run was made with, which the command line has not."""
+
+    def __call__(self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: str | None = None) -> None:
+        run = Path(values).expanduser()
+        try:
+            settings = config.read_settings(str(run / SETTINGS_YAML)) or {}
+            taken = (run.with_name(f"{run.absolute().name}_{i}") for i in itertools.count(2))
+            places = {"buffer_dir": str(run.parent), "run_name": next(path.name for path in taken if not path.exists())}
+            env = settings.pop("env", None)
+            rest = set_arguments(parser, namespace, settings | places, replace=False)
+        except ValueError as err:
+            raise ArgumentError(self, str(err)) from err
+        namespace.configs = [rest, *namespace.configs]
+        namespace.env_of_run = None if env is None or is_own_code(env) else env
+        namespace.env = namespace.env or namespace.env_of_run
+
+
+def add_run_arguments(parser: ArgumentParser) -> None:
+    """The arguments of ``amago resume`` and ``amago rerun``."""
+    parser.add_argument("run", type=Path, help="directory of a run of amago train")
+    rest = "further arguments of amago train, such as --epochs 80; and ENV, if it is code of yours"
+    parser.add_argument("more", nargs=REMAINDER, metavar="ARGUMENT", help=rest)
+
+
+def resume(args: Namespace) -> int:
+    run = args.run.expanduser().absolute()
+    drawn = (read_record(run) or {"fields": {"seed": 0}})["fields"][
+        "seed"
+    ] is None  # a seed that is given begins the random streams anew
+    words = ["--run_name", run.name, "--buffer_dir", str(run.parent), "--resume", "auto", *(["seed=None"] if drawn else [])]
+    return main(["train", "--from", str(run), *words, *args.more])
+
+
+def rerun(args: Namespace) -> int:
+    return main(["train", "--from", str(args.run), *args.more])
 
 
 def make_experiment(args: Namespace, make_env: GymEnv | None = None) -> Experiment:
     """The experiment that the arguments describe, not started; ``make_env`` in place of the environment that they name."""
+    if args.env is None:
+        raise ValueError(
+            "name the environment, as CartPole-v1 or my_module:make_env (a settings.yaml does not decide which code of yours is imported)"
+        )
     for problem in unwritable("--buffer_dir", args.buffer_dir, "checkpoints, logs and the replay buffer"):
         raise ValueError(problem)
     make_env = make_env or GymEnv(args.env, args.horizon)
@@ -65,14 +125,14 @@ def make_experiment(args: Namespace, make_env: GymEnv | None = None) -> Experime
     horizon = make_env.horizon(env)
     if env.batched_envs > 1:  # its rows are the actors; another number that the user gives is refused by the pool
         mode = "already_vectorized" if args.env_mode in ("auto", "sync") else args.env_mode
-        args = Namespace(**vars(args) | {"env_mode": mode, "parallel_actors": args.parallel_actors or env.batched_envs})
+        vars(args).update(env_mode=mode, parallel_actors=args.parallel_actors or env.batched_envs)
     settings: dict[str, Any] = {}
     agent = cli_utils.switch_agent(settings, args.agent_type)
     choice = choose_settings(env, horizon, args.memory, args.traj_encoder, agent, plain=args.no_choices)
     if not args.quiet:
         print(choice.describe(make_env.env_id, vars(args)))
-    given = args
-    args = Namespace(**vars(args) | {k: v for k, v in choice.arguments.items() if vars(args)[k] is None})
+    given = Namespace(**vars(args))
+    vars(args).update({k: v for k, v in choice.arguments.items() if vars(args)[k] is None})  # in place, for `record_settings`
     if args.steps is not None:
         spread_steps(args, given)
     val_episodes = args.val_episodes or (None if args.eval_timesteps else _val_episodes(args, horizon))
@@ -116,6 +176,10 @@ def _val_episodes(args: Namespace, horizon: int) -> int:
 
 
 def run(args: Namespace) -> int:
+    if args.sweep or args.seeds > 1:
+        from amago.cli import tune
+
+        return tune.sweep(args)
     unmeasured: list[str] = []
 
     def test(experiment: Experiment) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
+import math
 import multiprocessing as mp
 import shlex
 import warnings
-from argparse import ArgumentError, ArgumentParser, Namespace
-from collections.abc import Iterable
+from argparse import ArgumentParser, Namespace
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,30 +17,28 @@ import torch
 from amago import cli_utils, config
 from amago.cli import train
 from amago.cli.gym_env import eval_command, write_args_file
-from amago.cli_utils.arguments import experiment_fields_from_cli
-from amago.cli_utils.scripts import running
+from amago.cli_utils.arguments import set_arguments
+from amago.cli_utils.scripts import record_settings, running
+from amago.describe import text_table
 from amago.envs.pool.subprocess import usable_cores
-from amago.experiment import Experiment
 from amago.run.group import Stopped
 from amago.run.learner import NonFiniteTraining
 from amago.run.locks import HeldError, RunLock, exclusive
 from amago.run.metric_names import AVERAGE_RETURN
+from amago.run.results import Estimate
 from amago.run.tuning import KINDS, Dimension, PruneTrial, parse_space
 
 if TYPE_CHECKING:
     import optuna
 
 SHOWN = 10
+REPEATS = 100
+"""Settings that a process draws again, and does not train again, before it takes the space for exhausted."""
 _NOT_TUNED = {
     "run_name", "buffer_dir", "ckpt_base_dir", "resume", "overwrite", "ckpt", "mode", "trials", "configs", "dataset", "callbacks", "env",
-    "make_train_env", "make_val_env", "init_from", "share_buffer", "dset_root", "dset_name", "epochs", "progress", "quiet",
+    "make_train_env", "make_val_env", "init_from", "share_buffer", "dset_root", "dset_name", "epochs", "progress", "quiet", "seed", "seeds",
+    "processes", "sweep",
 }  # fmt: skip
-_ARGUMENT_OF = {
-    "train_timesteps_per_epoch": "timesteps_per_epoch", "train_batches_per_epoch": "grads_per_epoch",
-    "val_timesteps_per_epoch": "eval_timesteps",
-}  # fmt: skip
-"""Arguments of ``amago train``, by the fields of `amago.Experiment` of another name that they set."""
-_SET_BY_TRAIN = {"padded_sampling", "tstep_encoder_type", "traj_encoder_type", "agent_type", "exploration_wrapper_type"}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -51,20 +49,17 @@ def add_arguments(parser: ArgumentParser) -> None:
         "time, on one machine, share the work. All arguments of 'amago train' hold for each trial. "
         'Example: amago tune CartPole-v1 --run-name search --buffer-dir runs --epochs 20 --space "learning_rate=loguniform(1e-5,1e-2)" "Agent.gamma=choice(0.9,0.99)"'
     )
-    _add_search_arguments(parser)
-    parser.set_defaults(progress=None)
-
-
-def _add_search_arguments(parser: ArgumentParser) -> None:
+    parser.set_defaults(progress=None, processes=1)
     add = parser.add_argument_group("search").add_argument
     kinds = "; ".join(f"{kind}({'A, B, ...' if kind == 'choice' else 'LOW, HIGH'})" for kind in KINDS)
     space = (
-        f"NAME: an argument of amago train, a field of amago.Experiment, or a gin name such as Agent.gamma. KIND(...): {kinds}"
+        f"NAME: an argument of amago train, a field of amago.Experiment, or a name such as agent.gamma. KIND(...): {kinds}. Lists of values "
+        "do without: agent.gamma=0.9,0.99"
     )
     add("--space", nargs="+", action="extend", default=None, metavar="NAME=KIND(...)", help=space)
-    trials = "trials of the study, over all processes and restarts"
+    trials = "settings to try, over all processes and restarts, each with --seeds seeds"
     add("--trials", type=cli_utils.whole_number, default=20, help=trials)
-    add("--processes", type=cli_utils.whole_number, default=1, help="processes that train trials side by side")
+    add("--grid", action="store_true", help="try every combination of choices and whole numbers, once, in place of --trials")
     add("--metric", default=AVERAGE_RETURN, help="metric of the evaluations")
     direction = "which values of the metric are better"
     add("--direction", default="maximize", choices=("maximize", "minimize"), help=direction)
@@ -77,8 +72,8 @@ def run(args: Namespace) -> int:
             "amago tune takes none of --ckpt, --resume, --overwrite and --mode: the same command again continues the study; a new one "
             "needs another --run_name"
         )
-    if args.processes < 1 or args.trials < 1:
-        raise ValueError(f"--trials and --processes must be at least 1, got {args.trials} and {args.processes}")
+    if args.trials < 1:
+        raise ValueError(f"--trials must be at least 1, got {args.trials}")
     study = Study(args)  # checks the space, and creates the study before other processes look for it
     context = mp.get_context("spawn")
     others: list[SpawnProcess] = [context.Process(target=_work, args=(args,)) for _ in range(args.processes - 1)]
@@ -97,6 +92,20 @@ def run(args: Namespace) -> int:
     return next((abs(p.exitcode) for p in others if p.exitcode), 0)
 
 
+def sweep(args: Namespace) -> int:
+    """``amago train`` with lists of values, or with several seeds: a study of every combination, none of which is stopped early."""
+    processes = args.processes or min(usable_cores(), args.seeds * math.prod(map(len, args.sweep.values())))
+    own = {
+        "space": None,
+        "metric": AVERAGE_RETURN,
+        "direction": "maximize",
+        "no_prune": True,
+        "grid": True,
+        "processes": processes,
+    }
+    return run(Namespace(**vars(args) | own | {"progress": None}))
+
+
 def _work(args: Namespace) -> None:
     """Train trials until the study has enough of them."""
     if args.processes > 1:
@@ -104,71 +113,6 @@ def _work(args: Namespace) -> None:
     study = Study(args)
     while study.next_trial():
         continue
-
-
-class TrainCommand:
-    """``amago train`` with the settings of a trial; ValueError if the space names something unknown, or a value does not fit."""
-
-    def __init__(self, args: Namespace, space: list[Dimension]):
-        own = ArgumentParser(add_help=False)
-        _add_search_arguments(own)
-        for name in ("run_name", "progress"):
-            own.add_argument(f"--{name}", f"--{name.replace('_', '-')}")
-        own.add_argument("--configs", nargs="*")
-        self.configs, self.words = [str(path) for path in args.configs], own.parse_known_args(args.words)[1]
-        self.parser = ArgumentParser(exit_on_error=False)
-        train.add_arguments(self.parser)
-        self.plain, self.fields = vars(self.parse([])), {f.name for f in dataclasses.fields(Experiment)}
-        self.space = space
-        for dimension in space:
-            try:
-                self._check(dimension)
-            except ArgumentError as err:
-                raise ValueError(f"{dimension.text!r}: {err} (of a switch, values are choice(True, False))") from err
-            except ValueError as err:
-                raise ValueError(f"{dimension.text!r}: {err}") from err
-
-    def parse(self, words: list[str]) -> Namespace:
-        return self.parser.parse_known_args(["--run_name=", *self.words, *words])[0]
-
-    def _check(self, d: Dimension) -> None:
-        field = d.name.removeprefix("Experiment.")
-        argument = _ARGUMENT_OF.get(field, field)
-        if field in _NOT_TUNED:
-            raise ValueError(f"{field} cannot be searched over")
-        if argument not in self.plain:
-            if field in {*_SET_BY_TRAIN, *experiment_fields_from_cli(Namespace(**self.plain))}:
-                raise ValueError(f"amago train sets {field} itself, by one of its arguments: search over that one")
-            if field not in self.fields and "." not in d.name:
-                near = config.suggestion(d.name, sorted({*self.plain, *self.fields} - _NOT_TUNED))
-                known = "neither an argument of amago train nor a field of amago.Experiment"
-                raise ValueError(f"{d.name!r} is {known}; {near} gin names have the form Agent.gamma")
-        for value in d.values:
-            words, bindings = self._settings([(d, value)])
-            self.parse(words)
-            with config.temporary(bindings):
-                pass
-
-    def _settings(self, values: Iterable[tuple[Dimension, object]]) -> tuple[list[str], dict[str, object]]:
-        """Values as words of the command line, and those that gin holds by name."""
-        words: list[str] = []
-        bindings: dict[str, object] = {}
-        for d, value in values:
-            field = d.name.removeprefix("Experiment.")
-            argument = _ARGUMENT_OF.get(field, field)
-            if argument not in self.plain:
-                bindings[f"Experiment.{field}" if field in self.fields else d.name] = value
-            elif value is not False:
-                words.append(f"--{argument}" if value is True else f"--{argument}={value}")
-        return words, bindings
-
-    def with_values(self, values: Iterable[tuple[Dimension, object]], file: Path) -> list[str]:
-        """The words of a command that trains with some values, without a name of the run; values that gin holds are written to ``file``."""
-        words, bindings = self._settings(values)
-        if bindings:
-            file.write_text("".join(f"{name} = {value!r}\n" for name, value in bindings.items()), encoding="utf-8")
-        configs = [*self.configs, *([str(file)] if bindings else [])]
-        return [*self.words, *words, *(["--configs", *configs] if configs else [])]
 
 
 class Study:
@@ -182,31 +126,65 @@ class Study:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.states = optuna.trial.TrialState
         self.args, self.directory = args, Path(args.buffer_dir).expanduser() / args.run_name
-        if not args.space and not (self.directory / "study.db").exists():
+        self.space = [*parse_space(args.space or ()), *(Dimension.of(name, values) for name, values in args.sweep.items())]
+        if not self.space and not args.grid and not (self.directory / "study.db").exists():
             raise ValueError(
                 'say what to search over, for example --space "learning_rate=loguniform(1e-5,1e-3)" "Agent.gamma=choice(0.99,0.999)"'
             )
-        self.command = TrainCommand(args, parse_space(args.space or ()))
+        self.parser, self.repeats = ArgumentParser(), 0
+        train.add_arguments(self.parser)
+        for dimension in self.space:
+            self._check(dimension)
+        grid = (
+            [dict(zip([d.name for d in self.space], values)) for values in itertools.product(*(d.grid() for d in self.space))]
+            if args.grid
+            else []
+        )
         self.directory.mkdir(parents=True, exist_ok=True)
         with exclusive(self.directory), warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             url = f"sqlite:///{(self.directory / 'study.db').resolve()}"
-            pruner = optuna.pruners.NopPruner() if args.no_prune else optuna.pruners.MedianPruner(4, max(1, args.epochs // 5))
+            epochs = args.epochs or train.ARGUMENTS["epochs"]
+            pruner = optuna.pruners.NopPruner() if args.no_prune else optuna.pruners.MedianPruner(4, max(1, epochs // 5))
             self.study = optuna.create_study(
                 storage=optuna.storages.RDBStorage(url, engine_kwargs={"connect_args": {"timeout": 120}}),
                 study_name=args.run_name, load_if_exists=True, direction=args.direction, pruner=pruner,
             )  # fmt: skip
-            seed = None if args.seed is None else args.seed + len(self.study.trials)
             # other processes' trials count as bad ones
+            seed = None if args.seed is None else args.seed + len(self.study.trials)
             self.study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
             self._compare_with_record()
-        if not args.space:
-            self.command.space = parse_space(self.study.user_attrs["space"])
+            for i in range(self.study.user_attrs.get("grid_seeds", 0), args.seeds if args.grid else 0):
+                for params in grid:
+                    self.study.enqueue_trial(params, user_attrs={"seed": i})
+                self.study.set_user_attr("grid_seeds", i + 1)
+        self.wanted = 0 if args.grid else args.trials * args.seeds
+        if not self.space:
+            self.space = parse_space(self.study.user_attrs["space"])
+
+    def _check(self, d: Dimension) -> None:
+        """Refuse a dimension that is unknown, or has a value that does not fit."""
+        try:
+            if d.name.removeprefix("Experiment.") in _NOT_TUNED:
+                raise ValueError(f"{d.name} cannot be searched over")
+            for value in d.values:
+                with config.temporary({}):
+                    cli_utils.use_config({}, self._with_values({d.name: value}).configs[len(self.args.configs) :])
+        except ValueError as err:
+            raise ValueError(f"{d.text!r}: {err}") from err
+
+    def _with_values(self, values: dict[str, object]) -> Namespace:
+        """The arguments of ``amago train`` with these settings."""
+        of_train = {k: v for k, v in vars(self.args).items() if k not in ("space", "metric", "direction", "grid", "no_prune")}
+        own = Namespace(**of_train | {"trials": 1, "seeds": 1, "sweep": {}})
+        rest = set_arguments(self.parser, own, values)
+        own.configs = [*own.configs, *([rest] if rest else [])]
+        return own
 
     def _compare_with_record(self) -> None:
         """Record what the study was begun with; ValueError if it was begun with other settings."""
         args, known = self.args, self.study.user_attrs
-        space = sorted(d.text for d in self.command.space)
+        space = sorted(d.text for d in self.space)
         for name, value in {"env": args.env, "metric": args.metric, "direction": args.direction, "space": space}.items():
             if not known:
                 self.study.set_user_attr(name, value)
@@ -225,23 +203,37 @@ class Study:
         """Train one trial; returns whether there was one to train."""
         with exclusive(self.directory):
             self._give_back_lost_trials()
-            if not self.trials(self.states.WAITING) and len({_run_of(t) for t in self.trials()}) >= self.args.trials:
+            waiting = bool(self.trials(self.states.WAITING))
+            if not waiting and (self.repeats >= REPEATS or len({_run_of(t) for t in self.trials()}) >= self.wanted):
                 return False
             trial = self.study.ask()
+            values = {d.name: d.suggest(trial) for d in self.space}
+            if not waiting and (twin := self._twin(trial)) is not None:
+                trial.set_user_attr("run", _run_of(twin))
+                self.study.tell(trial, twin.value, state=None if twin.value is not None else self.states.PRUNED)
+                self.repeats += 1
+                return True
+            for i in range(1, 1 if waiting else self.args.seeds):
+                self.study.enqueue_trial(trial.params, user_attrs={"seed": i})
             lock = self._lock(trial)
             lock.acquire()
         try:
-            self._finish(trial, _run_of(trial))
+            self._finish(trial, _run_of(trial), values)
         finally:
             lock.release()
         return True
 
-    def _finish(self, trial: optuna.trial.Trial, name: str) -> None:
+    def _twin(self, trial: optuna.trial.Trial) -> optuna.trial.FrozenTrial | None:
+        """An earlier trial of the same settings, which would only be trained again to see whether it is luckier."""
+        states = self.states.COMPLETE, self.states.PRUNED, self.states.RUNNING
+        return next((t for t in self.trials(*states) if t.number != trial.number and t.params == trial.params), None)
+
+    def _finish(self, trial: optuna.trial.Trial, name: str, values: dict[str, object]) -> None:
         """Train a trial, and record its outcome."""
         from optuna import TrialPruned
 
         try:
-            value = self._train(trial, name)
+            value = self._train(trial, name, values)
         except TrialPruned as err:
             self.study.tell(trial, state=self.states.PRUNED)
             outcome = f"stopped early: {err}"
@@ -260,15 +252,16 @@ class Study:
         if not self.args.quiet:
             print(f"{name}: {outcome}; {', '.join(f'{k} {_format(v)}' for k, v in trial.params.items())}", flush=True)
 
-    def _train(self, trial: optuna.trial.Trial, name: str) -> float:
+    def _train(self, trial: optuna.trial.Trial, name: str, values: dict[str, object]) -> float:
         """The metric of an agent that is trained with the trial's settings."""
         for before in self.trials():
             if before.number != trial.number and _run_of(before) == name:
                 for step, value in before.intermediate_values.items():
                     trial.report(value, step)
         args = self.args
-        words = self.command.with_values([(d, d.suggest(trial)) for d in self.command.space], self.directory / f"{name}.gin")
-        own = self.command.parse(words)
+        own = self._with_values(values)
+        if args.seeds > 1:
+            own.seed = (args.seed or 0) + _seed_of(trial)
         own.run_name, own.buffer_dir, own.resume = name, str(self.directory), "auto"
         own.quiet, own.progress = args.quiet or args.progress is None, args.progress or "none"
         own.ckpt_interval = max(1, min(own.ckpt_interval, own.val_interval or own.ckpt_interval))
@@ -278,6 +271,7 @@ class Study:
             experiment.callbacks = [*experiment.callbacks, prune]
             experiment.start()
             try:
+                record_settings(experiment, own)
                 write_args_file(experiment.run_dir, args.env, args.horizon)
                 with running():
                     experiment.learn()
@@ -310,30 +304,40 @@ class Study:
         self.study.tell(trial.number, state=self.states.FAIL)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
-            self.study.enqueue_trial(trial.params, user_attrs={"run": _run_of(trial)})
+            self.study.enqueue_trial(trial.params, user_attrs={**trial.user_attrs, "run": _run_of(trial)})
 
     def summary(self) -> str:
-        """The best trials, how the others ended, and commands for the best settings."""
-        done = self.trials(self.states.COMPLETE)
-        done.sort(key=lambda t: float(t.values[0]), reverse=self.args.direction == "maximize")
-        ended = f"{len(done)} trials finished, {len(self.trials(self.states.PRUNED))} stopped early"
+        """The best settings, how the other trials ended, and commands for the best."""
+        done, names = self.trials(self.states.COMPLETE), [d.name for d in self.space]
+        runs = {_run_of(t): t for t in done}  # a trial that repeats another has its run
+        ended = f"{len(runs)} trials finished, {len(self.trials(self.states.PRUNED))} stopped early"
         if not done:
             return f"\n{ended}: no best settings yet"
-        space, file, best = self.command.space, self.directory / "best.gin", done[0]
-        rows = [["trial", self.args.metric, *(d.name for d in space)]]
-        rows += [[_run_of(t), _format(t.values[0]), *(_format(t.params.get(d.name)) for d in space)] for t in done[:SHOWN]]
-        widths = [max(map(len, column)) for column in zip(*rows)]
-        table = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows]
-        file.unlink(missing_ok=True)
-        values = [(d, d.value_of(best.params[d.name])) for d in space]
-        words = ["amago", "train", *self.command.with_values(values, file), "--run_name", f"{self.args.run_name}_best"]
+        groups: dict[str, list[optuna.trial.FrozenTrial]] = {}
+        for trial in sorted(runs.values(), key=_seed_of):
+            groups.setdefault(repr(sorted(trial.params.items())), []).append(trial)
+        sign = 1 if self.args.direction == "maximize" else -1
+        found = [(Estimate.of([t.value for t in group]), group) for group in groups.values()]
+        found.sort(key=lambda pair: (len(pair[1]), sign * pair[0].mean), reverse=True)  # few seeds may be lucky ones
+        several = max(len(group) for _, group in found) > 1
+        heads, rows = ["trial", self.args.metric, *(["95% interval", "seeds"] if several else []), *names], []
+        for mean, group in found[:SHOWN]:
+            spread = [f"{_format(mean.low)} to {_format(mean.high)}", str(len(group))] if several else []
+            rows.append(
+                [_run_of(group[0]), _format(mean.mean), *spread, *(_format(group[0].params.get(name)) for name in names)]
+            )
+        best, args = self.directory / _run_of(found[0][1][0]), self.args
+        words = ["--from", best, "--buffer_dir", args.buffer_dir, "--run_name", f"{args.run_name}_best"]
         return "\n".join(
-            ["", f"the best of {self.directory} ({ended})", *table, "", "to train with these settings:", shlex.join(words), ""]
-            + [
-                eval_command(self.directory / _run_of(best), self.args.env),
-                shlex.join(["amago", "report", str(self.directory)]),
-            ]
+            ["", f"the best of {self.directory} ({ended})", text_table(heads, rows), "", "to train with these settings:"]
+            + [shlex.join(["amago", "train", args.env, *map(str, words)]), "", eval_command(best, args.env)]
+            + [shlex.join(["amago", "report", str(self.directory)])]
         )
+
+
+def _seed_of(trial: optuna.trial.BaseTrial) -> int:
+    """The number of a trial's seed among those of its settings."""
+    return int(trial.user_attrs.get("seed", 0))
 
 
 def _run_of(trial: optuna.trial.BaseTrial) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from typing import Any
 
+import gin
 import gymnasium as gym
 
 from amago import config as gin_config
@@ -39,8 +40,10 @@ REGISTRIES: dict[str, MutableMapping[str, Any]] = {
 _NAMED = {"actor_type": "actor", "critic_type": "critic", "cnn_type": "cnn", "continuous_dist_type": "distribution"}
 
 
-def use_config(custom_params: Config | None = None, gin_configs: Iterable[str] | None = None, finalize: bool = True) -> None:
-    """Change default arguments: first by ``custom_params``, then by ``.gin`` files from left to right. The last change wins.
+def use_config(
+    custom_params: Config | None = None, gin_configs: Iterable[str | Mapping[str, Any]] | None = None, finalize: bool = True
+) -> None:
+    """Change default arguments: first by ``custom_params``, then by files from left to right. The last change wins.
 
     Changes apply to the whole process until `reset_config`. The log (``amago.cli_utils.parts``, a warning) lists values of
     earlier calls that are replaced, or still in force from an experiment that was started before. If an entry is wrong, nothing
@@ -48,13 +51,46 @@ def use_config(custom_params: Config | None = None, gin_configs: Iterable[str] |
 
     Args:
         custom_params: {"Class.argument": value}.
-        gin_configs: paths; "zoo/NAME" for settings that come with the library.
+        gin_configs: paths of gin or YAML files; "zoo/NAME" for settings that come with the library; or settings "NAME=VALUE". In YAML and in
+            settings, a name is that of gin, a field of `amago.Experiment`, or an argument of a part by its kind, "agent.gamma", which
+            holds for each class of the kind.
         finalize: run gin's finalize hooks, which a script has registered by ``gin.config.register_finalize_hook``. The config is not locked.
     """
-    for line in gin_config.change(custom_params or {}, gin_configs or ()):
+    for line in gin_config.change(custom_params or {}, map(_gin_entry, gin_configs or ())):
         log.warning("use_config: %s", line)
     if finalize:
         gin_config.run_finalize_hooks()
+
+
+def _gin_entry(entry: str | Mapping[str, Any]) -> str | dict[str, Any]:
+    """An entry of ``gin_configs`` for `amago.config.parse_files`."""
+    found = entry if isinstance(entry, Mapping) else gin_config.read_settings(str(entry))
+    return str(entry) if found is None else dict(pair for item in found.items() for pair in _bindings_of(*item))
+
+
+def _bindings_of(name: str, value: object) -> Iterator[tuple[str, Any]]:
+    """A setting by its gin names."""
+    part, _, argument = name.rpartition(".")
+    if isinstance(value, str) and value.startswith("@"):
+        value = gin.config.parse_value(value)
+    if part in ("", "experiment"):
+        yield f"amago.experiment.Experiment.{argument}", value
+    elif part in REGISTRIES:
+        value = _chosen(_NAMED[argument], value) if argument in _NAMED else value
+        classes, problem = list(dict.fromkeys(REGISTRIES[part].values())), ValueError()
+        names = []
+        for cls in classes:
+            try:
+                names.append(_full_name(cls, argument))
+            except ValueError as err:
+                problem = err
+        if not names:
+            raise ValueError(f"{name}: {problem}")
+        yield from ((full, value) for full in dict.fromkeys(names))
+    elif part.islower() and part.isidentifier() and not gin_config.is_registered(part):
+        raise ValueError(f"{name}: no part is called {part!r}; {gin_config.suggestion(part, [*REGISTRIES, 'experiment'])}")
+    else:
+        yield name, value
 
 
 def register(kind: str, name: str, cls: type) -> None:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from amago import config
 from amago.agent import Agent, BaseAgent
 from amago.cli_utils.arguments import (
+    FIELDS,
     LIBRARY_DEFAULTS,
     DefaultsHelpFormatter,
     add_common_cli,
     dataset_limits_from_cli,
     experiment_fields_from_cli,
+    take_settings,
 )
 from amago.experiment import Experiment
 from amago.launch.api import command
@@ -30,7 +34,7 @@ from amago.run.checkpoint import CheckpointError
 from amago.run.console import metrics_table
 from amago.run.launched.protocol import VARIABLE
 from amago.run.launched.role import collect_only, learn_only
-from amago.run.rundir import RunCheckpoints
+from amago.run.rundir import SETTINGS_YAML, RunCheckpoints
 
 UNTIL_STOPPED = 10**9
 """Epochs of a process that only collects. Set ``experiment.epochs`` afterwards for another number."""
@@ -116,6 +120,10 @@ def create_experiment_from_cli(
         "wandb_group_name": group_name,
     }
     settings |= {name: value for name, value in optional.items() if value is not None} | fields
+    for entry in given.get("configs") or ():
+        if isinstance(entry, Mapping):  # what the user asks for wins over the script
+            own = {name.removeprefix("Experiment."): value for name, value in entry.items() if name.startswith("Experiment.")}
+            settings |= {name: value for name, value in own.items() if name in FIELDS}
     callbacks: list[Callback] = [KeepBest()] if given.get("keep_best") else []
     if given.get("video_interval") is not None:
         callbacks.append(RecordVideo(args.video_interval))
@@ -162,6 +170,7 @@ def run_trials(
         try:
             if own.ckpt is not None:
                 experiment.load_checkpoint(own.ckpt, resume_training_state=has_state)
+            record_settings(experiment, own)
             if started is not None:
                 started(experiment)
             with running():
@@ -170,6 +179,32 @@ def run_trials(
                     test(experiment)
         finally:
             experiment.close()
+
+
+_OF_ONE_RUN = {
+    "run_name", "buffer_dir", "ckpt", "resume", "overwrite", "share_buffer", "mode", "trials", "seeds", "processes", "collectors", "learners", "bus",
+    "ray", "quiet", "progress", "no_log", "command", "words", "configs", "env_of_run",
+}  # fmt: skip
+
+
+def record_settings(experiment: Experiment, args: Namespace) -> None:
+    """Write ``settings.yaml`` into a run's directory: its arguments, its seed, and what gin has, for ``--config`` or ``amago train --from``.
+    Values that are neither numbers, texts nor lists are left out."""
+    if not (experiment.learns and experiment.rundir.is_open and experiment.accelerator.is_main_process):
+        return
+    of_args = {k: v for k, v in vars(args).items() if k not in _OF_ONE_RUN and not k.startswith("common_")}
+    kept = {
+        k: v for k, v in of_args.items() if (type(v) in (int, float, str, list) and v not in (math.inf, "", [])) or v is True
+    }
+    if "steps" in kept:
+        kept.pop("epochs", None)  # which they take
+    own = {
+        k: v for entry in args.configs if isinstance(entry, Mapping) for k, v in entry.items() if k.startswith("Experiment.")
+    }
+    settings = kept | {"seed": experiment.run_seed} | config.bindings() | own
+    config.write_settings(
+        experiment.run_dir / SETTINGS_YAML, settings, "settings of this run; 'amago train --from DIR' repeats it"
+    )
 
 
 def evaluate_after_training(
@@ -207,7 +242,12 @@ def parse_args(
     add_common_cli(parser)
     parser.set_defaults(**LIBRARY_DEFAULTS)
     add_cli(parser)
-    return parser.parse_args(argv)
+    args, words = parser.parse_known_args(argv)
+    try:
+        take_settings(parser, args, words)
+    except ValueError as err:
+        parser.error(str(err))
+    return args
 
 
 def main(

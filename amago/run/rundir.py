@@ -174,7 +174,17 @@ class RunCheckpoints:
 
 LOCK_FILE = ".lock"
 OWNER_FILE = "owner.json"
-_FILES = ("metrics.jsonl", "metrics.csv", SETTINGS_FILE, "config.txt", "policy.json", "policy.pt", "train_args.json")
+SETTINGS_YAML = "settings.yaml"
+_FILES = (
+    "metrics.jsonl",
+    "metrics.csv",
+    SETTINGS_FILE,
+    SETTINGS_YAML,
+    "config.txt",
+    "policy.json",
+    "policy.pt",
+    "train_args.json",
+)
 FILMS = "videos"
 """The directory of films, in which users may keep others."""
 _DIRECTORIES = ("ckpts", "tensorboard", "wandb", "launch")

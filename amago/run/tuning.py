@@ -41,6 +41,19 @@ class Dimension:
     values: tuple[Any, ...]
     text: str
 
+    @classmethod
+    def of(cls, name: str, values: Iterable[Any]) -> Dimension:
+        """The choice between some values."""
+        return cls(name, "choice", tuple(values), f"{name}=choice({', '.join(map(repr, values))})")
+
+    def grid(self) -> list[Any]:
+        """Every value, as Optuna stores it; a ValueError where they cannot be counted."""
+        if self.kind not in ("choice", "int"):
+            raise ValueError(
+                f"{self.text!r} has no values that could all be tried: a grid takes choice(...), int(...) and lists"
+            )
+        return self._labels if self.kind == "choice" else list(range(self.values[0], self.values[1] + 1))
+
     @property
     def _labels(self) -> list[Any]:
         """The values of a choice as Optuna stores them."""

@@ -68,8 +68,10 @@ def test_a_study_and_the_command_that_it_prints(tmp_path, capsys):
     assert table.index(f"trial_{best.number} ") == min(table.index(f"trial_{i} ") for i in range(2))
     lines = out.splitlines()
     command = shlex.split(lines[lines.index("to train with these settings:") + 1])
-    assert command[:3] == ["amago", "train", "CartPole-v1"]
+    assert command[:2] == ["amago", "train"]
     assert main([*command[1:], "--quiet"]) == 0
+    (evaluation,) = (line for line in lines if line.startswith("amago eval "))
+    assert main([*shlex.split(evaluation)[1:], "--episodes", "2"]) == 0
     first, again = record(tmp_path / "s" / f"trial_{best.number}"), record(tmp_path / "s_best")
     differ = {k for part in ("fields", "parameters") for k, v in first[part].items() if again[part][k] != v}
     assert differ <= {"run_name", "ckpt_base_dir", "dataset", "callbacks", "resume", "ckpt_interval", "verbose", "progress"}
@@ -93,6 +95,13 @@ def test_the_same_command_goes_on(tmp_path, capsys):
         assert tune(tmp_path, *more, "--trials", "4") == 2
         assert names(capsys.readouterr().err, "another --run_name")
     assert len(study(tmp_path).trials) == 3
+
+
+def test_a_space_that_is_exhausted_is_not_trained_again(tmp_path):
+    assert tune(tmp_path, "agent.gamma=0.9,0.95", "--trials", "5", "--epochs", "1", "--no-prune", "--quiet") == 0
+    trained = [p.name for p in (tmp_path / "s").glob("trial_*") if p.is_dir()]
+    assert len(trained) == 2
+    assert {record(tmp_path / "s" / name)["parameters"]["amago.agent.Agent.gamma"] for name in trained} == {0.9, 0.95}
 
 
 def test_several_processes(tmp_path):
@@ -164,8 +173,10 @@ MISTAKES = [
     (["--space", "traj_encoder=choice(gru,lstmm)"], ("traj_encoder", "lstmm")),
     (["--space", "memory_layers=uniform(1,2.5)"], ("memory_layers", "2.5")),
     (["--space", "run_name=choice(a,b)"], ("run_name",)),
-    (["--space", "padded_sampling=choice(none,left)"], ("padded_sampling", "amago train")),
-    (["--space", "no_async=choice(1,2)"], ("no_async", "choice(True, False)")),
+    (["--space", "padded_sampling=choice(none,lft)"], ("padded_sampling", "lft")),
+    (["--space", "no_async=choice(1,2)"], ("no_async", "True or False")),
+    (["--space", "learning_rate=uniform(0.1,0.2)", "--grid"], ("learning_rate", "choice")),
+    (["agent.gama=0.9,0.95"], ("gama", "gamma")),
     ([*SPACE, "--resume", "auto"], ("--resume", "--run_name")),
     ([*SPACE, "--trials", "0"], ("--trials", "1")),
 ]

@@ -30,7 +30,7 @@ from amago.nets.traj_encoders import TRAJ_ENCODERS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-LANGUAGES = {"python", "bash", "gin", "bibtex", ""}
+LANGUAGES = {"python", "bash", "gin", "yaml", "bibtex", ""}
 
 REDUCED: dict[str, dict[str, str]] = {
     "README.md": {"steps=100_000": "steps=400, epochs=1, grads_per_epoch=2, parallel_actors=2"},
@@ -60,6 +60,7 @@ _FEW = "--env_workers 1 --epochs 1 --grads_per_epoch 2 --timesteps_per_epoch 24 
 ARGUMENTS = {
     **dict.fromkeys(("amago doctor", "amago buffer", "amago launch", "amago report"), ""),
     "amago train": f"{_FEW} --horizon 20",
+    "amago rerun": "--env_workers 1",
     "amago tune": f"{_FEW} --horizon 20 --trials 1",
     **dict.fromkeys(("amago eval", "amago card"), "--episodes 2 --actors 2"),
     "amago demo": "--epochs 1 --minutes 0",
@@ -88,7 +89,7 @@ class Block:
     @property
     def file_name(self) -> str | None:
         """The name of the file that the block is, from a first line ``# name.py``."""
-        found = re.match(r"# ([\w./-]+\.(?:py|gin))\n", self.text)
+        found = re.match(r"# ([\w./-]+\.(?:py|gin|yaml))\n", self.text)
         return found.group(1) if found else None
 
     @property
@@ -244,7 +245,7 @@ def _run_command(words: list[str], variables: dict[str, str], cwd: Path) -> Outc
         missing = [w for w in words[1:] if w not in _make_targets()]
         return Outcome(2 if missing else 0, f"the Makefile has no {missing}")
     if words[0] == "amago" and " ".join(words[:2]) in ARGUMENTS:
-        extra = ARGUMENTS[" ".join(words[:2])].split()
+        extra = ARGUMENTS[" ".join(words[:2])].split() + ["--seeds", "1", "--processes", "1"] * ("--seeds" in words)
         return run_amago([*words[1:], *extra], cwd, variables)
     if words[0] == "python" and words[1] in ARGUMENTS:
         return run_script(ROOT / words[1], [*words[2:], *ARGUMENTS[words[1]].split()], cwd, env=variables)
