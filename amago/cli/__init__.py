@@ -77,6 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             from amago.cli_utils.arguments import take_settings
 
             take_settings(command, args, words)
+            if args.command == "train" and (args.sweep or args.seeds > 1):
+                args.subcommand = importlib.import_module("amago.cli.tune").sweep
         done = int(args.subcommand(args) or 0)
         sys.stdout.flush()
         return done

@@ -176,10 +176,6 @@ def _val_episodes(args: Namespace, horizon: int) -> int:
 
 
 def run(args: Namespace) -> int:
-    if args.sweep or args.seeds > 1:
-        from amago.cli import tune
-
-        return tune.sweep(args)
     unmeasured: list[str] = []
 
     def test(experiment: Experiment) -> None:
