@@ -26,7 +26,7 @@ SUFFIXES = (".pt", ".safetensors")
 
 
 class RowMemory(NamedTuple):
-    """What a policy remembers of one environment: the sequence model's hidden state, the previous action (A,), and the time in the rollout."""
+    """The memory of a policy for one environment: the sequence model's hidden state, the previous action (A,), and the time in the rollout."""
 
     hidden: Any
     previous: NDArray[np.float32]
@@ -88,7 +88,7 @@ class Policy:
         return f"<{type(self).__name__} {type(agent).__name__}: {parts}, {count:,} parameters on {self.device}; {rows}, {self.action_space}, {how}>"
 
     def memory(self, row: int = 0) -> RowMemory:
-        """A copy of what the policy remembers of an environment, the only one or number ``row``; `set_memory` goes on from it."""
+        """A copy of the policy's memory for an environment, the only one or number ``row``; `set_memory` restores it."""
         return RowMemory(copy.deepcopy(self._row(row)), self._prev[row].copy(), int(self._time[row, 0]))
 
     def set_memory(self, memory: RowMemory, row: int = 0) -> None:

@@ -207,7 +207,7 @@ class RunDir:
     Attributes:
         checkpoints: on disk; from `claim` on.
         claimed: `claim` has ended.
-        refusal: why nothing may be written: there is an earlier run, of which nothing was loaded; None where it may.
+        refusal: the error to raise at a write, because nothing was loaded of an earlier run; None if writing is allowed.
         to_resume: the training state to load; None: there is none, or it was loaded.
         settings_at_start: the settings (`amago.run.record.settings_of`) with which the run was started.
     """
@@ -304,7 +304,7 @@ class RunDir:
             self._lock = lock
 
     def _check_buffer(self, begins: bool) -> None:
-        """Refuse a buffer with collected trajectories that are not of this run."""
+        """Refuse a buffer with trajectories that another run collected."""
         s, buffer, record = self.settings, self.buffer, read_record(self.path)
         changes_it = s.collects or (s.learns and s.has_dset_edit_rights)
         if buffer is None or s.share_buffer or not changes_it or not has_trajectories(buffer):

@@ -26,7 +26,7 @@ class RefusedFiles:
     Attributes:
         bad: by partition, {name: reason} of the files that are skipped where they lie.
         unreadable: {path: reason} of the files that could not be read when they were last tried.
-        count: how many were moved or skipped so far.
+        count: number of files that were moved or skipped so far.
     """
 
     def __init__(self, root: Path, edit: bool) -> None:

@@ -98,7 +98,7 @@ class Schema:
     Attributes:
         names: of the fields, sorted.
         spaces: ``{"obs": ..., "action": ...}`` as JSON text (`amago.spaces.describe`), and ``"extras"`` if there are any.
-        obs_space, action_spec, extras: what the text describes: observations, actions, declared extra fields.
+        obs_space, action_spec, extras: the observations, actions and declared extra fields that the text describes.
         fields: by name, with dtype and shape of a row.
     """
 
