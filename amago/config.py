@@ -240,6 +240,12 @@ def _matches(name: str) -> list[str]:
     return [full for full in registry() if full == scopeless or full.endswith("." + scopeless)]
 
 
+def bound(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function with its bindings of now as defaults, for calls that do not ask gin; one without the decorator as it is."""
+    found = next((entry.wrapped for entry in registry().values() if entry.wrapper is function), None)
+    return function if found is None or isinstance(found, type) else partial(found, **gin.get_bindings(function))
+
+
 def is_registered(selector: str) -> bool:
     """True if a configurable with this name, in full or a suffix of it, has been imported. A scope is ignored."""
     return bool(_matches(selector))

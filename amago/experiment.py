@@ -184,8 +184,8 @@ class Experiment(ExperimentSettings):
 
     def summary(self, env_summary: str) -> None:
         """Print the most important settings, and the description of the environments that `init_envs` returned."""
-        exploration = self.actors.exploration
-        self.print(console.summary(self, self.policy, env_summary, exploration, self.group.count, self.epoch, self.run_seed))
+        parts = env_summary, self.actors.exploration, self.learner.describe_computation()
+        self.print(console.summary(self, self.policy, *parts, self.group.count, self.epoch, self.run_seed))
 
     @property
     def data(self) -> RLDataset:

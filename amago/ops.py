@@ -146,9 +146,20 @@ def exp_filter(
 
 
 @torch.no_grad()
-def ema_update(target: torch.nn.Module, source: torch.nn.Module, tau: float) -> None:
+def lerp_(targets: list[Tensor], sources: list[Tensor], weight: float | Tensor) -> None:
+    """target <- target + weight (source - target), in place. A ``weight`` () on a device is not read by the host."""
+    if not isinstance(weight, Tensor):
+        torch._foreach_lerp_(targets, sources, weight)
+        return
+    change = torch._foreach_sub(sources, targets)
+    torch._foreach_mul_(change, weight)
+    torch._foreach_add_(targets, change)
+
+
+@torch.no_grad()
+def ema_update(target: torch.nn.Module, source: torch.nn.Module, tau: float | Tensor) -> None:
     """target <- (1 - tau) target + tau source, for parameters; buffers are copied."""
-    torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), tau)
+    lerp_(list(target.parameters()), list(source.parameters()), tau)
     for t, s in zip(target.buffers(), source.buffers(), strict=True):
         t.copy_(s)
 

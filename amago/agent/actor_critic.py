@@ -22,6 +22,7 @@ from amago.agent.methods.traces import actions_taken_next, behaviour_of, check_t
 from amago.agent.options import ActorCriticOptions, binary_filter, check_gamma_idx, exp_filter, gammas_for
 from amago.agent.values import AgentValues, PopArtValues, choose_scale, grow_scale, update_metrics
 from amago.compat.training import LossStatistics
+from amago.config import bound
 from amago.data.batch import Batch
 from amago.data.extras import BEHAVIOUR_LOG_PROB
 from amago.nets.actor_critic import LEAST_SIGMA, Actor, PopArtLayer, ResidualActor, StateValues
@@ -88,7 +89,11 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
         vars(self).update(vars(self.options_type(**options)))  # first: the constructor of the base class builds everything
         super().__init__(obs_space, rl2_space, action_space, max_seq_len, tstep_encoder_type, traj_encoder_type)
         self.values = self.values_type(self.critics, self.popart)
+        self._filter = self.fbc_filter_func, bound(self.fbc_filter_func)  # without gin's lock, at which a compiler stops
         self._check_heads()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_filter": (self.fbc_filter_func, self.fbc_filter_func)}
 
     # ---- construction -------------------------------------------------------------------------------------------------
 
@@ -202,6 +207,7 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
         if self._filter_given or self.fbc_filter_func is not binary_filter or not self.offline_coeff:
             return ""
         self.fbc_filter_func = exp_filter
+        self._filter = exp_filter, bound(exp_filter)
         return "nothing was collected for this run, which learns from records: fbc_filter_func is exp_filter, unless you set it"
 
     # ---- learning -----------------------------------------------------------------------------------------------------
@@ -318,9 +324,11 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
         """The weights of behaviour cloning (B, L, G, 1); ones where there is no filter."""
         if self.fake_filter or advantage is None:
             return torch.ones_like(like)
+        given, without_gin = self._filter
+        weight = without_gin if given is self.fbc_filter_func else self.fbc_filter_func
         if not self.filters_last_observation:
-            return self.fbc_filter_func(advantage)
-        return self.fbc_filter_func(torch.cat((advantage, advantage[:, -1:]), dim=1))[:, :-1]
+            return weight(advantage)
+        return weight(torch.cat((advantage, advantage[:, -1:]), dim=1))[:, :-1]
 
     # ---- policies and values of actions -------------------------------------------------------------------------------
 
@@ -432,7 +440,8 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
 
     def _ema_copy(self, target: nn.Module, online: nn.Module, tau: float | None = None) -> None:
         """Move one network towards another by the share ``tau``; None: the agent's."""
-        ops.ema_update(target, online, self.tau if tau is None else tau)
+        share = self.tau if tau is None else tau
+        ops.ema_update(target, online, share if self.moves is None else share * self.moves)
 
 
 def _kind_of_actions(spec: ActionSpec, actor_type: type[nn.Module]) -> dict[str, Any]:

@@ -66,7 +66,10 @@ class BaseAgent(nn.Module):
             critics' mask is False; None: not computed.
         burn_in: transitions at the start of a sequence that have no loss, unless the sequence begins a rollout.
         pad_val: value of numbers at padded steps of a batch (`amago.loading.Batch`).
+        moves: (), 0 where the present update is skipped and 1 elsewhere, on a device that is not waited for; None: it is not skipped.
     """
+
+    moves: Tensor | None = None
 
     critic_loss_weight: float = 10.0
     loss_weights: Mapping[str, float] = {}
@@ -103,7 +106,7 @@ class BaseAgent(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """The state without the graph of the last loss, which cannot be copied or pickled."""
         info = {k: v.detach() if isinstance(v, Tensor) else v for k, v in self.update_info.items()}
-        return self.__dict__ | {"update_info": info}
+        return super().__getstate__() | {"update_info": info}
 
     # ---- construction -------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -170,6 +171,22 @@ class Batch:
     def pin_memory(self) -> Batch:
         """Move every tensor to page-locked memory, from which copies to a GPU do not block; returns self."""
         return self._map(lambda x: x.pin_memory())
+
+    def lengthened(self, length: int) -> Batch:
+        """The same sequences with more padding, to ``length`` transitions; a batch of single transitions as it is."""
+        rows = self.rews.shape[1]
+        more = 0 if rows == 1 else length - rows
+
+        def longer(x: Tensor) -> Tensor:
+            last = x[:, -1:].expand(-1, more if x.shape[1] >= rows else 0, *x.shape[2:])  # integers stay within their tables
+            return torch.cat((x, torch.full_like(last, MAGIC_PAD_VAL) if x.is_floating_point() else last), dim=1)
+
+        made = copy.copy(self)._map(longer)
+        made.mask[:, rows + 1 :] = False
+        made.extras = {
+            k: torch.cat((x, torch.zeros_like(made.extras[k][:, x.shape[1] :])), dim=1) for k, x in self.extras.items()
+        }
+        return made
 
     def _map(self, f: Callable[[Tensor], Tensor]) -> Batch:
         for name, value in vars(self).items():

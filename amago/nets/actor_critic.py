@@ -390,9 +390,9 @@ class PopArtLayer(RunningMoments):
         old_mu, old_sigma = self.mu.clone(), self.sigma
         self._move(first, second, use, use)
         sigma = self.sigma
-        # new tensors, because a graph may hold the old ones
-        self.w = self.w * (old_sigma / sigma)
-        self.b = ((old_sigma * self.b + old_mu - self.mu) / sigma).to(self.b.dtype)
+        # in place: a CUDA graph reads and writes the same memory at each replay
+        self.w.mul_(old_sigma / sigma)
+        self.b.copy_((old_sigma * self.b + old_mu - self.mu) / sigma)
 
     @property
     def updates(self) -> Tensor:
@@ -403,7 +403,7 @@ class PopArtLayer(RunningMoments):
     def scale_start(self, factor: Tensor) -> None:
         """Set the moments before any data for returns ``factor`` times as large; raw outputs keep their meaning."""
         self.nu.mul_(factor.square())
-        self.w = self.w / factor
+        self.w.div_(factor)
         if self.least_sigma is not None:
             self.least_sigma.mul_(factor)
 
@@ -419,7 +419,8 @@ class PopArtLayer(RunningMoments):
         """Raw critic outputs (..., G, 1), on the normalised scale or, if not ``normalized``, on the scale of returns."""
         if not self.enabled:
             return x
-        x = self.w * x + self.b
+        w = self.w.clone() if x.requires_grad else self.w  # a graph of this call must not contain what `update_stats` writes to
+        x = w * x + self.b
         return x if normalized else self.sigma * x + self.mu.to(x.dtype)
 
 

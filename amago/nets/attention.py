@@ -113,10 +113,18 @@ class SelfAttention(nn.Module):
         return context if self._window[0] < 0 else min(self._window[0] + 1 + self.sink_size, context)
 
     def pattern(self, length: int, slots: CacheSlots | None = None) -> Pattern:
-        """The pattern of attention, so that a kernel can do without a mask, for L and ``slots`` as of `forward`. `visible` is
-        evaluated at every distance that occurs."""
+        """The pattern of attention, so that a kernel can do without a mask, for L and ``slots`` as of `forward`. A subclass's
+        `visible` is evaluated at every distance that occurs."""
         if slots is not None and (not slots.full or slots.sinks != self.sink_size):
             return "masked"
+        if self._sees_past:  # the same without tensors, which a compiler cannot look into and a GPU is waited for
+            steps = length if slots is None else min(slots.prefix, slots.capacity - slots.sinks)
+            earlier, later = (width < 0 or width >= steps - 1 for width in self._window)
+            if slots is not None or steps == 1:
+                return "full" if earlier else "masked"
+            if self.causal or (self._window[1] == 0 and not self.sink_size):
+                return "causal" if earlier else "masked"
+            return "full" if earlier and later else "masked"
         # a kernel without tensors is evaluated on the CPU: the result is needed on the host, and the GPU need not be waited for
         device = next((x.device for x in itertools.chain(self.parameters(), self.buffers())), torch.device("cpu"))
         if slots is not None:

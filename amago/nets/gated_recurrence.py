@@ -100,7 +100,7 @@ class _Scan(torch.autograd.Function):
 
 def _scan(decay: Tensor, inputs: Tensor, backwards: bool = False) -> Tensor:
     """The recurrence from the first timestep on, or from the last one back."""
-    if decay.is_cpu:
+    if decay.is_cpu and not torch.compiler.is_compiling():
         states = inputs.clone(memory_format=torch.contiguous_format)
         rows, decays = list(states.unbind(0)), list(decay.unbind(0))
         if backwards:

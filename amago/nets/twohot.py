@@ -231,7 +231,7 @@ class Bins(nn.Module):
         return loss
 
     def _in_blocks(self, logits: Tensor) -> bool:
-        return self.fast and logits.is_cpu and logits.ndim > 1 and logits.numel() > 0
+        return self.fast and logits.is_cpu and logits.ndim > 1 and logits.numel() > 0 and not torch.compiler.is_compiling()
 
     def beyond(self, returns: Tensor) -> Tensor:
         """True where a return lies outside of the bins, so that no output represents it."""

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from amago.run.callbacks import CallbackList
 from amago.run.checkpoint import identity
 from amago.run.checks import check_buffer
@@ -33,6 +35,7 @@ class Building:
         self.e = experiment
         self.started = self.closed = self._prepared = self._keeps_memory = False
         self._actors: RunActors | None = None
+        self._precision: str | None = None  # of matrix products, before this run
         self._env_seed: tuple[int, ...] = ()
 
     @functools.cached_property
@@ -55,6 +58,9 @@ class Building:
         e.group = Ranks(e.accelerator)
         e.plan_epochs(e.group.count)
         e.signals = Signals(e.group)
+        if e.DEVICE.type == "cuda":
+            self._precision = self._precision or torch.get_float32_matmul_precision()
+            torch.set_float32_matmul_precision(e.matmul_precision)
         self._seed()
         self._prepared = True
 
@@ -200,5 +206,8 @@ class Building:
             if part is not None:
                 part.close()
         self.e.rundir.release()
+        if self._precision is not None:
+            torch.set_float32_matmul_precision(self._precision)
+            self._precision = None
         self._keeps_memory = self._keeps_memory and not keep_freed_memory(False)
         self.started, self.closed = False, True

@@ -173,10 +173,11 @@ LARGE = 1_500_000  # parameters, from which an update on a CPU takes tenths of a
 
 
 def summary(
-    settings: ExperimentSettings, policy: BaseAgent, env_summary: str, exploration: str, processes: int, epoch: int, seed: int
-) -> str:
-    """The most important settings of a run, in two columns: with descriptions of its environments and its exploration (or data, if it never
-    collects), the number of processes that train together, and the first epoch to run."""
+    settings: ExperimentSettings, policy: BaseAgent, env_summary: str, exploration: str, computation: str, processes: int, epoch: int,
+    seed: int,
+) -> str:  # fmt: skip
+    """The most important settings of a run, in two columns: with descriptions of its environments, its exploration (or data, if it never
+    collects) and its computation, the number of processes that train together, and the first epoch to run."""
     s, parameters = settings, policy.trainable_params
     count, device = sum(p.numel() for p in parameters), next((p.device for p in parameters), "cpu")
     rows = {
@@ -190,6 +191,7 @@ def summary(
         "docs/performance.md)"
         if count > LARGE and str(device) == "cpu"
         else "",
+        "computation": computation,
         "sequences": f"{s.batch_size * processes} a batch, up to {s.max_seq_len} steps each",
         "an epoch": (f"{s.train_timesteps_per_epoch} steps of each actor, " if s.collects else "")
         + f"{s.train_batches_per_epoch} batches",

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs, extract_model_from_parallel
 from torch import Tensor
 from torch.optim import Optimizer
 
+from amago import ops
 from amago.agent import BaseAgent
 from amago.data.batch import Batch
 from amago.nets import ranks
 from amago.run.checkpoint import CheckpointError
 from amago.run.checks import SettingsError
 from amago.run.collect import Spaces
+from amago.run.compiling import CompiledLoss, can_compile
 from amago.run.group import TIMEOUT, Ranks, leave_at_exit, ranks_on_cpus
-from amago.run.optimizer import load_optimizer, load_schedule, lr_schedule, names_in, rates_of_parts
+from amago.run.optimizer import load_optimizer, load_schedule, lr_schedule, names_in, rates_of_parts, skips_by_itself
 from amago.run.optimizer import param_groups as param_groups
 from amago.run.record import Calls, recording
 from amago.run.settings import ExperimentSettings
@@ -56,10 +59,10 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, updates: int) -> None:
-        """Include the present weights, to which so many updates have led, from 1."""
+        """Include the present weights, to which so many updates have led, from 1; with ``moves`` of the agent."""
         self._divide()
-        decay = min(self.decay, (1 + updates) / (10 + updates))
-        torch._foreach_lerp_(self._mean, list(self._parameters.values()), 1.0 - decay)
+        share, moves = 1.0 - min(self.decay, (1 + updates) / (10 + updates)), self.agent.moves
+        ops.lerp_(self._mean, list(self._parameters.values()), share if moves is None else share * moves)
 
     @contextmanager
     def acting(self) -> Iterator[None]:
@@ -144,8 +147,6 @@ class Learner:
         optimizer, lr_schedule: of the agent; None in a process that only collects.
         average: of the weights, or None; made at the first update.
         calls: the configurables that were called to build the agent.
-        grad_steps: updates so far, without skipped ones. A program that makes updates itself counts them here.
-        skipped: updates that were skipped, because a loss or a gradient was not finite.
     """
 
     def __init__(self, settings: ExperimentSettings) -> None:
@@ -156,7 +157,9 @@ class Learner:
         self.lr_schedule: Any = None
         self.average: WeightAverage | None = None
         self.calls: Calls | None = None
-        self.grad_steps = self.skipped = self._in_a_row = 0
+        self._grad_steps = self._skipped = self._in_a_row = 0
+        self._compiled: CompiledLoss | None = None
+        self._outcome: tuple[Tensor, torch.cuda.Event] | None = None  # of the last update on a GPU: 1 if it was skipped
         self._made: tuple[Accelerator, int, str] | None = None  # an accelerator, and the settings for which it was made here
         self._trained: tuple[Any, list[Tensor]] = (None, [])  # an agent, and its parameters
 
@@ -214,7 +217,26 @@ class Learner:
         learning_epochs = max(0, s.epochs - int(min(s.start_learning_at_epoch, s.epochs)))
         updates = learning_epochs * s.train_batches_per_epoch // s.batches_per_update
         self.lr_schedule = lr_schedule(self.optimizer, s.lr_warmup_steps, updates, s.lr_cooldown)
+        if s.compile is True or (s.compile and not self.why_eager):
+            self._compiled = CompiledLoss(self.policy, s.max_seq_len)
         self.accelerator.register_for_checkpointing(self.lr_schedule)  # for those who call accelerator.save_state()
+
+    @property
+    def why_eager(self) -> str:
+        """The reason why losses are not compiled with ``compile="auto"``; "" if they are."""
+        return "several processes" if self.accelerator.num_processes > 1 else can_compile(self.accelerator.device)
+
+    def describe_computation(self) -> str:
+        """How updates are computed; "" where that is usual: in float32 on a CPU."""
+        s, compiled = self.settings, self._compiled is not None
+        on_gpu = self.accelerator.device.type == "cuda"
+        loss = (
+            "losses compiled at the first updates" if compiled else f"losses not compiled ({self.why_eager or 'compile=False'})"
+        )
+        products = (
+            f"float32 products in TF32 (matmul_precision={s.matmul_precision!r}), " if s.matmul_precision != "highest" else ""
+        )
+        return (products if on_gpu else "") + loss if on_gpu or compiled else ""
 
     def acting_weights(self) -> AbstractContextManager[Any]:
         """In the block, the policy has the weights with which it acts: with ``ema_decay``, their average."""
@@ -236,7 +258,7 @@ class Learner:
     def loss_of(self, batch: Batch, log_step: bool, masks: object) -> dict[str, Any]:
         """Losses and metrics, as from `amago.Experiment.compute_loss`; ``masks`` has ``edit_actor_mask`` and ``edit_critic_mask``."""
         with self.policy.masks_edited_by(masks):
-            loss = self.policy_aclr(batch, log_step)
+            loss = (self.policy_aclr if self._compiled is None else partial(self._compiled, self.policy_aclr))(batch, log_step)
         metrics = dict(self.policy.update_info)
         return {**metrics, "Auxiliary Loss": loss - self._sum_of_parts(metrics)}  # so that each of the terms may be changed
 
@@ -281,27 +303,87 @@ class Learner:
             metrics |= {name: norm / scale for name, norm in self.policy.get_grad_norms().items()}
         norm: Any = self.accelerator.clip_grad_norm_(self._trained[1], self.settings.grad_clip)
         checked = norm if loss is None else norm + ranks.average(loss.detach())  # all ranks skip, or none
-        if checked.isfinite():
+        optimizer = self.optimizer.optimizer if isinstance(self.optimizer, AcceleratedOptimizer) else self.optimizer
+        if skips_by_itself(optimizer):
+            self._step_on_gpu(optimizer, (~checked.isfinite()).float(), wait=log_step)
+        elif checked.isfinite():
             self.optimizer.step()
-            self._in_a_row = 0
-            self.grad_steps += 1
-            self.lr_schedule.step()
-            self.policy.soft_sync_targets()
-            if self.average is not None:
-                self.average.update(self.grad_steps)
+            self._count(skipped=False)
+            self._follow(self._grad_steps)
         else:
             if scaler is not None:
                 scaler.update()  # float16: lowers its scale where it found infinite gradients
-            self.skipped += 1
-            self._in_a_row += 1
-            if self._in_a_row >= MAX_SKIPPED_IN_A_ROW:
-                raise NonFiniteTraining(
-                    f"the loss or its gradient was not finite {self._in_a_row} steps in a row; parameters are as they were before. "
-                    "Look for NaN or huge values in observations and rewards, or lower learning_rate or reward_multiplier."
-                )
+            self._count(skipped=True)
         self.optimizer.zero_grad(set_to_none=True)
         metrics |= {"Gradient Norm": norm.detach(), "Learning Rate": self.lr_schedule.get_last_lr()[0]}
-        return metrics | {"Skipped Updates": float(self.skipped)}
+        return metrics | {"Skipped Updates": float(self._skipped)}
+
+    def _step_on_gpu(self, optimizer: Any, skipped: Tensor, wait: bool) -> None:
+        """Step, or skip, without a wait for the GPU, which alone knows if ``skipped`` () is 1 or 0. The update is counted when the next one
+        is ready to step, or at once (``wait``)."""
+        self._settle()
+        scaler = self.accelerator.scaler
+        optimizer.found_inf = skipped
+        if scaler is None:
+            self.optimizer.step()
+        else:  # float16: gradients are clipped, and no longer multiplied by the scale
+            self.optimizer.scaler = None
+            self.optimizer.step()
+            self.optimizer.scaler = scaler
+            scaler.update()
+        del optimizer.found_inf
+        self.policy.moves = 1.0 - skipped
+        self._follow(self._grad_steps + 1)
+        self.policy.moves = None
+        self._outcome = skipped.to("cpu", non_blocking=True), torch.cuda.Event()
+        self._outcome[1].record()
+        if wait:
+            self._settle()
+
+    def _follow(self, updates: int) -> None:
+        """Let target networks and average follow the weights to which so many updates have led."""
+        self.policy.soft_sync_targets()
+        if self.average is not None:
+            self.average.update(updates)
+
+    def _settle(self) -> None:
+        """Count the last update on a GPU, if it is not counted yet."""
+        outcome, self._outcome = self._outcome, None
+        if outcome is not None:
+            if not outcome[1].query():
+                outcome[1].synchronize()
+            self._count(bool(outcome[0]))
+
+    def _count(self, skipped: bool) -> None:
+        if not skipped:
+            self._in_a_row = 0
+            self._grad_steps += 1
+            self.lr_schedule.step()
+            return
+        self._skipped += 1
+        self._in_a_row += 1
+        if self._in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            raise NonFiniteTraining(
+                f"the loss or its gradient was not finite {self._in_a_row} steps in a row; parameters are as they were before. "
+                "Look for NaN or huge values in observations and rewards, or lower learning_rate or reward_multiplier."
+            )
+
+    @property
+    def grad_steps(self) -> int:
+        """Updates so far, without skipped ones. A program that makes updates itself counts them here."""
+        self._settle()
+        return self._grad_steps
+
+    @grad_steps.setter
+    def grad_steps(self, count: int) -> None:
+        self._settle()
+        self._grad_steps = count
+
+    @property
+    def skipped(self) -> int:
+        """Updates that were skipped, because a loss or a gradient was not finite."""
+        self._settle()
+        return self._skipped
 
     # ---- training state ---------------------------------------------------------------------------------------------------
 
@@ -322,6 +404,7 @@ class Learner:
 
     def state_dict(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """The learner's entries in a training state, (as JSON types, tensors), but for the weights of the policy."""
+        self._settle()
         state = {
             "updater": {"grad_steps": self.grad_steps, "skipped": self.skipped, "in_a_row": self._in_a_row}, "schedule": self.lr_schedule.state_dict(),
             "batches_in_update": self.accelerator.step % self.settings.batches_per_update,
@@ -353,5 +436,6 @@ class Learner:
         if self.accelerator.scaler is not None and "scaler" in tensors:
             self.accelerator.scaler.load_state_dict(tensors["scaler"])
         counters = state["updater"]
-        self.grad_steps, self.skipped, self._in_a_row = counters["grad_steps"], counters["skipped"], counters["in_a_row"]
+        self._outcome = None
+        self._grad_steps, self._skipped, self._in_a_row = counters["grad_steps"], counters["skipped"], counters["in_a_row"]
         self.accelerator.step = state["batches_in_update"] if same_update else 0

@@ -56,7 +56,15 @@ def adamw(params: Params, learning_rate: float, l2_coeff: float) -> Optimizer:
     """AdamW, in its fused form if the device has one, for parameters or for `param_groups`."""
     every = [p for group in params for p in (group["params"] if isinstance(group, dict) else [group])]
     fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in every)
-    return torch.optim.AdamW(params, lr=learning_rate, weight_decay=l2_coeff, fused=fused or None)
+    on_gpu = any(p.is_cuda for p in every)
+    return torch.optim.AdamW(params, lr=learning_rate, weight_decay=l2_coeff, fused=fused or None, capturable=on_gpu)
+
+
+def skips_by_itself(optimizer: Optimizer) -> bool:
+    """True if an optimizer of parameters on a GPU takes ``found_inf``, with which it skips a step without the host."""
+    groups = optimizer.param_groups
+    fused = isinstance(optimizer, torch.optim.Adam) and all(group["fused"] for group in groups)
+    return fused and all(p.is_cuda for group in groups for p in group["params"])
 
 
 def lr_factor(step: int, warmup: int, total: int, cooldown: float) -> float:

@@ -70,6 +70,7 @@ _OPTIONAL_TEXT = optional(text("a text"))
 _LOG_TO = Rule(f"a list of names of {', '.join(LOG_TO)}", lambda v: isinstance(v, list | tuple) and all(x in LOG_TO for x in v))
 _SHARE = Rule("a share between 0 and 1", lambda v: number(0).ok(v) and v <= 1)
 _DECAY = Rule("a number of at least 0 and below 1", lambda v: number(0).ok(v) and v < 1)
+_COMPILE = Rule("'auto', True or False", lambda v: isinstance(v, bool) or (isinstance(v, str) and v == "auto"))
 _RATE = number(above=0, finite=True)
 _TSTEP_ENCODER = subclass_of(TstepEncoder, TSTEP_ENCODERS)
 _EXPLORATION = subclass_of(ExplorationWrapper, EXPLORATION, or_none=True)
@@ -186,6 +187,10 @@ class ExperimentSettings:
             decay at each update: 0.99 looks back about 100 updates (`amago.run.learner`). 0: it has the trained weights themselves.
         critic_loss_weight: weight of the critic's loss; the actor's is 1. None: the agent's (``Agent.critic_loss_weight``, 10).
         mixed_precision: "no", "bf16" or "fp16".
+        compile: compute losses by ``torch.compile``; "auto": on CUDA, with one process. Sequences are padded to ``max_seq_len``, or to a
+            half, a quarter or an eighth of it. Where compilation fails, a line in the log says so, and losses are computed without it.
+        matmul_precision: of float32 matrix products on CUDA, as of ``torch.set_float32_matmul_precision``, until ``close()``: "high" is
+            TF32, "highest" float32.
     """
 
     builds_optimizer = True  # no field: a process that only collects needs none
@@ -274,6 +279,8 @@ class ExperimentSettings:
     total_steps: int | None = setting(None, check=optional(whole(1)))
     keep_policy_weights: int | None = setting(100, check=optional(whole(1)))
     log_to: Sequence[str] = setting((), check=_LOG_TO, resume=IGNORE)
+    compile: bool | str = setting("auto", check=_COMPILE, resume=IGNORE)
+    matmul_precision: str = setting("high", check=one_of("highest", "high", "medium"), resume=IGNORE)
 
     def __post_init__(self) -> None:
         if self.ckpt_base_dir is REQUIRED and self.dset_root is not None and self.dset_name is not None:

@@ -5,12 +5,16 @@ import torch
 from accelerate.state import AcceleratorState
 from gpu.devices import CUDA, tf32
 
+import amago  # noqa: F401  # the experiment whose defaults are bound
+from amago import config
+
 
 @pytest.fixture
 def use(monkeypatch):
-    """A function that lets the next experiment compute on the named device, with products in float32 and not TF32."""
+    """A function that lets the next experiment compute on the named device, with products in float32 and not TF32, uncompiled."""
 
     def select(name):
+        config.bind({"Experiment.matmul_precision": "highest", "Experiment.compile": False})
         AcceleratorState._reset_state(reset_partial_state=True)
         monkeypatch.setenv("ACCELERATE_USE_CPU", str(name == "cpu").lower())
 

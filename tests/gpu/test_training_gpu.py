@@ -48,9 +48,17 @@ def test_mixed_precision(traj, precision, tmp_path, device):
 class Poisoned(amago.Experiment):
     """The loss of every update is infinite from the tenth on."""
 
+    def what_an_update_moves(self):
+        """Parameters, those of target networks among them; the average of the weights; the learning rate."""
+        with self.acting_weights():
+            average = [p.detach().clone() for p in self.policy.trainable_params]
+        return [p.detach().clone() for p in self.policy.parameters()], average, self.lr_schedule.get_last_lr()
+
     def compute_loss(self, batch, log_step):
         metrics = super().compute_loss(batch, log_step)
         self.losses = getattr(self, "losses", 0) + 1
+        if self.losses == 12:
+            self.kept = self.what_an_update_moves()
         if self.losses > 10:
             metrics["Actor Loss"] = metrics["Actor Loss"] * float("inf")
         return metrics
@@ -59,11 +67,15 @@ class Poisoned(amago.Experiment):
 @pytest.mark.parametrize("device", [CUDA], indirect=True)
 @pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])
 def test_skipped_updates_are_counted(precision, tmp_path, device):
-    """Nothing moves in an update without a finite gradient, and twenty in a row end the run."""
-    e = tiny.started(tmp_path, mixed_precision=precision, experiment_type=Poisoned, epochs=1, train_batches_per_epoch=40)
+    """Nothing moves in an update without a finite gradient, and twenty in a row end the run, when the next one is ready."""
+    options = {"mixed_precision": precision, "experiment_type": Poisoned, "ema_decay": 0.5}
+    e = tiny.started(tmp_path, epochs=1, train_batches_per_epoch=40, **options)
     with pytest.raises(RuntimeError, match="20 steps in a row"):
         e.learn()
-    assert e.losses == 30
+    assert e.losses == 31
+    for before, after in zip(e.kept[:2], e.what_an_update_moves()[:2], strict=True):
+        assert all(a.equal(b) for a, b in zip(before, after, strict=True))
+    assert e.kept[2] == e.what_an_update_moves()[2]
     assert e.grad_update_counter == 10 or (
         precision == "fp16" and 5 <= e.grad_update_counter < 10
     )  # its first scale is too large

@@ -1,0 +1,83 @@
+"""The compilation of an agent's loss (`amago.Experiment.compile`), which falls back to eager computation where it fails."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from amago.data.batch import Batch
+
+logger = logging.getLogger(__name__)
+LENGTHS = 4
+
+
+def bucket(length: int, longest: int) -> int:
+    """The length to which sequences are padded: ``longest``, a half, a quarter or an eighth of it, so that few are compiled."""
+    return next((n for n in (-(-longest // 2**k) for k in reversed(range(LENGTHS))) if n >= length), length)
+
+
+def can_compile(device: torch.device) -> str:
+    """The reason why ``compile="auto"`` does not compile on a device; "" where it does."""
+    from torch.utils._triton import has_triton
+
+    if device.type != "cuda":
+        return "only on CUDA"
+    return "" if has_triton() else "PyTorch finds no Triton for this GPU"
+
+
+class CompiledLoss:
+    """The loss of an agent by ``torch.compile``. Steps whose metrics are logged, and batches drawn by priority, are computed eagerly.
+
+    Sequences of each shape are tried first, forward and backward; if that fails, a line is logged and all is eager from then on.
+
+    Args:
+        policy: is compiled in place.
+        longest: length of the longest sequences.
+    """
+
+    def __init__(self, policy: nn.Module, longest: int) -> None:
+        self.policy, self.longest, self.failed = policy, longest, False
+        self._tried: set[tuple[int, ...]] = set()
+        policy.compile()
+
+    def __call__(self, loss: Callable[[Batch, bool], Tensor], batch: Batch, log_step: bool) -> Tensor:
+        """``loss(batch, log_step)``, which calls the policy."""
+        if self.failed or log_step or batch.sources is not None:
+            with torch.compiler.set_stance("force_eager"):
+                return loss(batch, log_step)
+        padded = batch.lengthened(bucket(batch.rews.shape[1], self.longest))
+        if (shape := tuple(padded.rews.shape[:2])) not in self._tried:
+            self._tried.add(shape)
+            if self._fails(padded):
+                self.failed = True
+                self.policy.compile(disable=True)
+                return self(loss, batch, log_step)
+        return loss(padded, log_step)
+
+    def _fails(self, batch: Batch) -> bool:
+        """Compile for a batch. The agent, gradients and random numbers stay as they are."""
+        from torch._dynamo.utils import counters
+
+        parameters = list(self.policy.parameters())  # which rescale_critics changes in the loss, with their gradients
+        kept = [*self.policy.buffers(), *parameters, *(p.grad for p in parameters if p.grad is not None)]
+        values = [x.detach().clone() for x in kept]
+        breaks, devices = set(counters["graph_break"]), [batch.rews.device] if batch.rews.is_cuda else []
+        try:
+            with torch.random.fork_rng(devices):
+                trained = [p for p in parameters if p.requires_grad]
+                torch.autograd.grad(self.policy(batch, False), trained, allow_unused=True)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as err:
+            line = f"{type(err).__name__}: {err}".splitlines()[0]
+            logger.warning("the loss is computed without compilation, which has failed (compile=False is silent): %s", line)
+            return True
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(kept, values)
+        if new := set(counters["graph_break"]) - breaks:
+            logger.warning("parts of the loss run without compilation: %s", min(new).splitlines()[0])
+        return False
