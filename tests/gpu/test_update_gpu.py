@@ -1,0 +1,82 @@
+"""What an update asks of the host and of the device, counted exactly on a simulated device."""
+
+import sys
+from contextlib import contextmanager
+
+import pytest
+import tiny
+import torch
+from gpu.devices import CUDA
+
+import amago
+from amago.agent import MultiTaskAgent
+
+AGENTS = [(amago.Agent, tiny.tmaze, "transformer"), (amago.Agent, tiny.pendulum, "ff"), (MultiTaskAgent, tiny.tmaze, "gru")]
+simulated = pytest.mark.skipif("simcuda" not in sys.modules, reason="counts are those of a simulated device")
+
+pytestmark = pytest.mark.parametrize("device", [CUDA], indirect=True)
+
+
+def prepared(root, agent_type, make_env, traj, **fields):
+    """A run after three updates, and a batch of it on the device."""
+    options = {"log_interval": 0, "lr_warmup_steps": 1, "train_batches_per_epoch": 3, "train_timesteps_per_epoch": 24}
+    e = tiny.learned(root, make_env, traj, agent_type=agent_type, **options, **fields)
+    (batch,) = e.batches.take(1)
+    return e, batch.to(e.DEVICE)
+
+
+@contextmanager
+def no_wait():
+    """Fail where the host waits for the device."""
+    if "simcuda" in sys.modules:
+        from simcuda import Recorder, model
+
+        with Recorder() as recorder:
+            yield
+        assert model.syncs(recorder.events) == []
+        return
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])
+@pytest.mark.parametrize(("agent_type", "make_env", "traj"), AGENTS)
+def test_an_update_without_a_log_waits_for_nothing(agent_type, make_env, traj, precision, tmp_path, device):
+    if precision != "no" and traj != "transformer":
+        pytest.skip("once is enough")
+    e, batch = prepared(tmp_path, agent_type, make_env, traj, mixed_precision=precision, ema_decay=0.9)
+    before = e.grad_update_counter
+    with no_wait():
+        e.train_step(batch, False)
+        e.train_step(batch, False)
+    assert e.grad_update_counter == before + 2
+
+
+@simulated
+@pytest.mark.parametrize(("agent_type", "make_env", "traj"), AGENTS)
+def test_replayed_updates_equal_eager_ones(agent_type, make_env, traj, tmp_path, device):
+    """An update as one CUDA graph: nothing in it waits, moves to other memory, or is decided by the host."""
+    (eager, batch), (replayed, same) = (prepared(tmp_path / n, agent_type, make_env, traj) for n in "ab")
+    assert not tiny.differing(*map(tiny.weights, (eager, replayed)))
+    for e in (eager, replayed):
+        group = e.optimizer.param_groups[0]
+        group["lr"] = torch.tensor(group["lr"], device=device)
+    state = [*replayed.policy.state_dict().values()]
+    state += [x for s in replayed.optimizer.state_dict()["state"].values() for x in s.values()]
+    kept, graph = [x.clone() for x in state], torch.cuda.CUDAGraph()
+    torch.manual_seed(3)
+    assert replayed.grad_update_counter
+    with torch.cuda.graph(graph):
+        replayed.train_step(same, False)
+    for x, before in zip(state, kept, strict=True):  # a simulated device computes while it captures
+        x.copy_(before)
+    torch.manual_seed(3)
+    for _ in range(6):
+        graph.replay()
+    torch.manual_seed(3)
+    for _ in range(6):
+        eager.train_step(batch, False)
+    assert not tiny.differing(*map(tiny.weights, (eager, replayed)))
