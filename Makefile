@@ -22,7 +22,7 @@ help:
 	@echo "make test-gpu     the tests of the CPU on a CUDA device; elsewhere they are skipped"
 	@echo "make test-sim     the same on a simulated device, where its sources are to be had"
 	@echo "make test-envs    the benchmarks of docs/benchmarks.md, in an environment of their own with every package (4 GB)"
-	@echo "make test-ray     collectors on many machines: clusters of several nodes on this one, in an environment of their own"
+	@echo "make test-ray     collectors on many machines: clusters of several nodes, buckets and ssh on this one, in an environment of their own"
 	@echo "make showdown     the battle server of examples/15_pokemon.py, from npm (Node.js 20 or later)"
 	@echo "make bench   how fast each part is, as a share of what the machine could do (30 minutes; keep the machine quiet)"
 	@echo "make format  put the code into its standard form"
@@ -107,11 +107,13 @@ test-envs: $(ENVS_STAMP) $(SHOWDOWN) qt
 $(RAY_STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(RAY)
 	$(RAY)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
-	$(RAY)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,ray]'
+	$(RAY)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,ray,sftp]'
+# without the constraints, since botocore needs an older python-dateutil
+	$(RAY)/bin/python -m pip install --quiet --disable-pip-version-check s3fs==2026.9.0 moto==5.2.5 boto3==1.43.117 botocore==1.43.117 flask flask-cors
 	@touch $(RAY_STAMP)
 
 test-ray: $(RAY_STAMP)
-	OMP_NUM_THREADS=1 $(RAY)/bin/python -m pytest tests/ray_cluster
+	OMP_NUM_THREADS=1 $(RAY)/bin/python -m pytest tests/ray_cluster tests/launch/test_bundles.py
 
 bench: install
 	$(BIN)/python -m benchmarks all

@@ -103,7 +103,7 @@ class Arriving:
         self.spooled = collector_spool(home / "collector-0")
         self.spooled.mkdir(parents=True)
         bus = Bus(str(folder / "bus"))
-        self.spool = Spool(bus, home, "writer", [home / "collector-0"])
+        self.spool = Spool(bus, [home], "writer")
         self.ingest = Ingest(bus, folder / "buffer" / "fifo", folder / "reports", "bench")
 
     def copied(self, files: int, size: int) -> float:

@@ -34,7 +34,7 @@ class Watched(Launcher):
 
     def _tick(self) -> None:
         super()._tick()
-        now, collectors = time.monotonic(), list(self.agent.report()["collectors"].values())
+        now, collectors = time.monotonic(), list(self.node.report()["collectors"].values())
         line: dict[str, Any] = {"time": now, "learner": self.learner.beat, "collectors": collectors}
         self._record.write(json.dumps(line) + "\n")
         if self._end == math.inf and all(beat.get("state") == "collecting" for beat in collectors):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from argparse import REMAINDER, ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 
-from amago.launch.agent import MOST_WAITING_BYTES, Collect, Task
+from amago.launch import agent
+from amago.launch.agent import MOST_WAITING_BYTES, Task
 from amago.launch.api import start_on_ray
-from amago.launch.children import Patience
+from amago.launch.children import STEP_SECONDS
 from amago.launch.launcher import Launcher
 from amago.run.launched.limits import UpdateLimits
 
@@ -44,7 +44,7 @@ def add_shared_arguments(parser: ArgumentParser) -> None:
     """Add the arguments that ``amago launch`` and ``amago collect`` share."""
     add = parser.add_argument
     hang = "seconds without a step after which a collector is replaced, and without an update after which the learner is started again"
-    add("--hang-timeout", type=_positive, default=Patience.step, metavar="SECONDS", help=hang)
+    add("--hang-timeout", type=_positive, default=STEP_SECONDS, metavar="SECONDS", help=hang)
     lag = "collectors whose policy is more than N versions older than the newest end their phase, and wait until they have read a newer one"
     add("--max-policy-lag", type=_versions, metavar="N", help=lag)
     most = MOST_WAITING_BYTES / 1e9
@@ -59,8 +59,7 @@ def add_shared_arguments(parser: ArgumentParser) -> None:
 def _task(args: Namespace, collectors: int) -> Task:
     """The task that the arguments describe."""
     program = [*(["-m"] if args.module else []), args.script, *args.arguments]
-    patience = dataclasses.replace(Patience(), step=args.hang_timeout)
-    return Task(program, collectors, patience, args.max_policy_lag, 1e9 * args.max_undelivered)
+    return Task(program, collectors, args.hang_timeout, args.max_policy_lag, 1e9 * args.max_undelivered)
 
 
 def _limits(text: str) -> str:
@@ -122,4 +121,4 @@ def collect(args: Namespace) -> int:
     if args.collectors < 1:
         raise ValueError(f"--collectors must be at least 1, got {args.collectors}")
     home = args.node_dir or Path.home() / ".cache" / "amago" / "collect"
-    return Collect(_task(args, args.collectors), args.bus, home.absolute()).run()
+    return agent.collect(_task(args, args.collectors), args.bus, home.absolute())

@@ -1,4 +1,4 @@
-"""The collectors of one machine: their processes, the transfer of their files to the learner, and of its weights to them."""
+"""The collectors of one machine: their processes, the transfer of their files to a bus, and of weights and orders from it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import shutil
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -23,31 +24,16 @@ from typing import Any
 from amago import __version__
 from amago.launch.bundles import Spool
 from amago.launch.bus import BEATS, EXPLORATION, ORDERS, POLICY, Bus, own_directory
-from amago.launch.children import LaunchError, Patience, Role, reaper
+from amago.launch.children import STEP_SECONDS, STOP_SECONDS, LaunchError, Role, end_all, note_signals, start_reaper
 from amago.run.launched.protocol import ORDERS as LOCAL_ORDERS
 from amago.run.launched.protocol import STATE_FILE, Assignment, write_small
 from amago.run.locks import HeldError, RunLock
 from amago.store.files import replace_file
 
 log = logging.getLogger(__name__)
-BEAT_SECONDS, ORDERS_SECONDS, EXPLORATION_SECONDS = 5.0, 1.0, 30.0
+TICK_SECONDS, BEAT_SECONDS, LONGEST_SECONDS = 0.1, 5.0, 10.0
+"""Between two looks at processes; two signs of life of a machine; two attempts to reach a bus, at most."""
 MOST_WAITING_BYTES = 10e9
-# one thread, and no GPU unless the user sets it: a collector's products are small, and there are many collectors
-_ALONE = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "ACCELERATE_USE_CPU": "true"}
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-
-
-@contextlib.contextmanager
-def note_signals() -> Iterator[list[int]]:
-    """A block in which signals that end a launch are only added to a list."""
-    received: list[int] = []
-    wanted = [s for s in _SIGNALS if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]  # nohup ignores it
-    before = {s: signal.signal(s, lambda number, _: received.append(number)) for s in wanted}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @dataclass(frozen=True)
@@ -56,13 +42,14 @@ class Task:
 
     Attributes:
         program: of the user, with its arguments, after the interpreter: ["train.py", "--run_name", "a"] or ["-m", "module"].
+        hang_timeout: seconds without a sign of life after which a process is started again.
         max_policy_lag: versions by which the policy of a collector may be older than the newest; None: any number.
         max_undelivered: bytes that may wait on the machine while they cannot be delivered, before collectors pause.
     """
 
     program: Sequence[str]
     collectors: int
-    patience: Patience = field(default_factory=Patience)
+    hang_timeout: float = STEP_SECONDS
     max_policy_lag: int | None = None
     max_undelivered: float = MOST_WAITING_BYTES
 
@@ -70,198 +57,151 @@ class Task:
         if not self.program or (self.program[0] != "-m" and not Path(self.program[0]).is_file()):
             raise ValueError(f"program is {list(self.program)}, which is not a file: name a script, or '-m' and a module")
 
-    @property
-    def command(self) -> list[str]:
-        """Of each process."""
-        return [sys.executable, *self.program]
+
+class Every:
+    """Calls a function at once and then each so many seconds, until `end`. While it raises an exception, the pauses grow; the first one
+    is logged, with a description of the call, and the end of the failures."""
+
+    def __init__(self, call: Callable[[], object], seconds: float, what: str):
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(call, seconds, what), daemon=True)
+        self._thread.start()
+
+    def _run(self, call: Callable[[], object], seconds: float, what: str) -> None:
+        pause = 0.0
+        while not self._over.wait(pause):
+            try:
+                call()
+                if pause > seconds:
+                    log.warning("%s succeeds again", what)
+                pause = seconds
+            except Exception as err:  # each storage client has its own
+                if pause <= seconds:
+                    log.warning("%s failed, and is tried again: %s: %s", what, type(err).__name__, err)
+                pause = max(2 * seconds, min(LONGEST_SECONDS, 2 * pause))
+
+    def end(self) -> None:
+        """Let the call in progress be the last one, and wait for it, a minute at most."""
+        self._over.set()
+        self._thread.join(60.0)
 
 
-class Agent:
-    """Runs the collectors of a machine. One thread calls `watch`: children die with the thread that started them. Another may call `pump`.
-
-    Args:
-        control: directory of the small files through which collectors are led.
-        node: distinguishes them from collectors of machines without the learner's disk; 0: they share it.
+class Node:
+    """Runs the collectors of a machine, led by the orders on a bus.
 
     Attributes:
-        spools: of this machine. The collectors' spool is the first; others are left of earlier starts.
-        waiting: bytes that could not be delivered when that was last tried.
+        name: unique to this start.
+        control: directory of the small files through which processes are led.
         news: sentences for the user.
+        orders: the newest ones; empty before there is a policy to act with.
+        waiting: bytes that are not on the bus.
     """
 
-    def __init__(self, task: Task, control: Path, node: int = 0):
-        self.task, self.control, self.waiting = task, control, 0
-        self.news: list[str] = []
-        self.collectors: list[Role] = []
-        self.spools: list[Spool] = []
-        self._places: dict[str, Any] = {}
-        self._orders: dict[str, Any] = {}
-        self._count_at = 0.0
-        self._lock = threading.Lock()
-        variables = {name: os.environ.get(name, value) for name, value in _ALONE.items()}
-        for i in range(task.collectors):
-            part = Assignment("collector", i, task.collectors, str(control), None, task.max_policy_lag, node)
-            self.collectors.append(
-                Role(part, task.command, [variables], task.patience, self.news, control / f"{part.name}.log")
-            )
+    def __init__(self, task: Task, news: list[str]):
+        self.task, self.news, self.waiting = task, news, 0
+        self.name = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
+        self.control = Path(tempfile.mkdtemp(prefix="amago-launch-"))
+        self.command = [sys.executable, *task.program]
+        self.orders: dict[str, Any] = {}
+        self._reaper = start_reaper(self.control)
+        self._given: dict[str, Any] = {}
+        self._threads: list[Every] = []
+        self._version = self._count = 0  # of the policy on this machine's disk; of beats
+        self._count_at, self._full, self._failure = 0.0, False, ""
+        key, count = zlib.crc32(self.name.encode()), task.collectors
+        parts = (Assignment("collector", i, count, str(self.control), None, task.max_policy_lag, key) for i in range(count))
+        self.collectors = [Role(part, self.command, self.news, hang_timeout=task.hang_timeout) for part in parts]
 
-    def begin(self, spools: Sequence[Spool], policy: Path, collectors: Path) -> None:
-        """Let collectors begin, each in its own directory within ``collectors``; ``policy`` is that of the newest ``policy.pt``."""
-        directories = [collectors / role.name for role in self.collectors]
-        spools[0].collectors += [d for d in directories if d not in spools[0].collectors]
-        self.spools = list(spools)
-        self._places = {"policy": str(policy), "collectors": str(collectors)}
+    def begin(self, bus: Bus, homes: Sequence[Path], policy: Path | None = None, seconds: float = 1.0) -> None:
+        """Deliver to a bus, and follow its orders.
+
+        Args:
+            homes: directories of collectors. This start's are in the first; others were left by earlier starts.
+            policy: directory with the newest ``policy.pt``; None: it is fetched from the bus.
+            seconds: between two looks at the orders.
+        """
+        self.bus, self.home, self._source = bus, homes[0], policy
+        self.spool = Spool(bus, homes, self.name)
+        self._threads = [
+            Every(self.spool.pump, 0.25, f"delivery to {bus.url}"),
+            Every(self._follow, seconds, f"reading orders from {bus.url}"),
+            Every(self._put_beat, BEAT_SECONDS, f"writing to {bus.url}"),
+        ]
 
     def watch(self) -> None:
-        """Start collectors that are due, and replace those that have died or hang."""
-        delivered = self.spools[0].delivered if self.spools else {}
+        """Pass orders on; start collectors that are due, and replace those that have died or hang."""
+        if self.orders:
+            self._count_waiting()
+            self._pass_on()
         for role in self.collectors:
-            role.watch(delivered.get(role.name, 0))
-
-    def give_orders(self, **orders: object) -> None:
-        """Pass orders on: "pause", "version", "evaluates". Collectors pause, too, while too much waits."""
-        given = {**self._places, **orders, "pause": orders["pause"] or self.waiting >= self.task.max_undelivered}
-        path = self.control / LOCAL_ORDERS
-        if given != self._orders or not path.exists():  # temporary directories are tidied
-            with contextlib.suppress(OSError):  # the disk is full: the next time
-                write_small(path, given)
-                self._orders = given
-
-    def pump(self, flush: bool = False) -> None:
-        """Put the collectors' files on the bus. Files that cannot be put now wait."""
-        with self._lock:
-            for spool in self.spools:
-                spool.pump(flush)
-            if not any(spool.failing for spool in self.spools):
-                self.waiting, self._count_at = 0, 0.0
-            elif (now := time.monotonic()) >= self._count_at:
-                before, self.waiting = self.waiting, sum(spool.waiting for spool in self.spools)
-                self._count_at = time.monotonic() + max(1.0, 10 * (time.monotonic() - now))
-                if self.waiting >= (most := self.task.max_undelivered) > before:
-                    waits = f"{self.waiting / 1e9:.3g} GB wait to be delivered, and {most / 1e9:.3g} may"
-                    log.warning("%s: collectors pause until they are", waits)
+            role.watch(self.spool.delivered[role.name] if self.orders else 0)
 
     def report(self) -> dict[str, Any]:
         """The state of this machine: bytes that wait, processes replaced so far, and the newest sign of life of each collector."""
         replaced = sum(role.replaced for role in self.collectors)
         return {"waiting": self.waiting, "replaced": replaced, "collectors": {role.name: role.beat for role in self.collectors}}
 
-
-def end_all(roles: Sequence[Role], numbers: Mapping[str, int], seconds: float) -> None:
-    """Let processes end by a signal, and kill those that have not ended in time; ``numbers`` has the signals by name, SIGTERM if none."""
-    for role in roles:
-        role.send(numbers.get(role.name, signal.SIGTERM))
-    until = time.monotonic() + seconds
-    while any(role.runs for role in roles) and time.monotonic() < until:
-        time.sleep(0.1)
-    for role in roles:
-        role.kill()
-
-
-class Every(threading.Thread):
-    """Calls a function at once and then each so many seconds, until `end`. While it raises OSError, the pauses grow; the first error is
-    logged, with a description of the call."""
-
-    def __init__(self, call: Callable[[], object], seconds: float, what: str):
-        super().__init__(daemon=True)
-        self._call, self._seconds, self._what = call, seconds, what
-        self._over = threading.Event()
-        self.start()
-
-    def run(self) -> None:
-        pause = 0.0
-        while not self._over.wait(pause):
+    def end(self, failure: str = "") -> None:
+        """End all collectors, and deliver what they have written, if the bus can be reached."""
+        self._failure = failure
+        end_all(self.collectors, signal.SIGTERM, STOP_SECONDS)
+        for thread in self._threads:
+            thread.end()
+        if self._threads:
             try:
-                self._call()
-                pause = self._seconds
-            except OSError as err:
-                if pause <= self._seconds:
-                    log.warning("%s failed, and is tried again: %s", self._what, err)
-                pause = min(30.0, 2 * max(pause, self._seconds))
+                self.spool.pump(flush=True)
+                self._put_beat(ended=True)
+            except Exception as err:
+                log.warning("the last files are not delivered, and wait in %s: %s", self.home, err)
+        self._reaper.kill()
+        self._reaper.communicate()
+        shutil.rmtree(self.control, ignore_errors=True)
 
-    def end(self) -> None:
-        """Let the call in progress be the last one, and wait for it, a minute at most."""
-        self._over.set()
-        self.join(60.0)
-
-
-class Collect:
-    """``amago collect``: an `Agent` on another machine than the learner's, led by the orders on a bus.
-
-    Files that are not delivered yet are in ``home``; each process takes a part of it.
-    """
-
-    def __init__(self, task: Task, url: str, home: Path):
-        self.bus, self.task = Bus(url), task
-        bases, self._locks = _claim(own_directory(own_directory(home) / sha256(url.encode()).hexdigest()[:16]))
-        self.home = bases[0]
-        self.name = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
-        shutil.rmtree(self.home / "control", ignore_errors=True)  # of a process that was killed
-        self.agent = Agent(task, own_directory(self.home / "control"), zlib.crc32(self.name.encode()) or 1)
-        self._spools = [
-            Spool(self.bus, base, f"{self.name}-{i}", sorted(base.glob("collector-*"))) for i, base in enumerate(bases)
-        ]
-        self._version = self._count = 0  # of the policy on this machine's disk; of beats
-        self._orders: dict[str, Any] = {}
-        self._failure = ""
-
-    def run(self) -> int:
-        """Collect until the launch stops, or a signal arrives; the exit code is 0, 128 + the signal, or 1 if collectors fail for good."""
-        self.agent.news.append(f"{self.task.collectors} collectors wait for the launch at {self.bus.url}")
-        with note_signals() as signals:
-            calls = (
-                (self.agent.pump, 0.25), (self._follow_orders, ORDERS_SECONDS), (self._put_beat, BEAT_SECONDS),
-                (lambda: share_exploration(self.bus, self.agent), EXPLORATION_SECONDS),
-            )  # fmt: skip
-            threads = [Every(call, seconds, f"talking to {self.bus.url}") for call, seconds in calls]
-            try:
-                while not signals and not (self.agent.spools and self._orders["stop"]):
-                    if self.agent.spools:
-                        self.agent.watch()
-                    while self.agent.news:
-                        print(self.agent.news.pop(0), file=sys.stderr, flush=True)
-                    time.sleep(0.1)
-            except LaunchError as err:
-                self._failure = str(err)
-            finally:
-                end_all(self.agent.collectors, {}, self.task.patience.stop)
-                for thread in threads:
-                    thread.end()
-                reaper.close()
-                with contextlib.suppress(OSError):
-                    self.agent.pump(flush=True)
-                    self._put_beat(ended=True)
-                for lock in self._locks:
-                    lock.release()
-        if self._failure:
-            print(self._failure, file=sys.stderr, flush=True)
-        return 128 + signals[0] if signals else int(bool(self._failure))
-
-    def _follow_orders(self) -> None:
-        """Read the orders on the bus, and the newest policy; pass the orders on, and let collectors begin once there is a policy."""
-        begun, orders = bool(self.agent.spools), self.bus.get_json(ORDERS)
-        if orders is None or (orders["stop"] and not begun):  # those of a launch that is over
+    def _count_waiting(self) -> None:
+        """Count what waits, for a tenth of the time at most: there may be many files."""
+        if (began := time.monotonic()) < self._count_at:
             return
-        if not self._orders and orders.get("amago") != __version__:
-            self.agent.news.append(
-                f"this is amago {__version__}, and the learner's is {orders.get('amago')}: install the same version if it fails"
-            )
-        self._orders = orders
-        if orders["version"] > self._version:
-            self._fetch()
-        if self._version and not begun:
-            self._begin_exploration()
-            self.agent.begin(self._spools, self.home / "policy", self.home)
-        evaluates = orders["evaluator"] == self.name
-        self.agent.give_orders(pause=orders["pause"], version=max(self._version, orders["version"]), evaluates=evaluates)
+        with contextlib.suppress(OSError):
+            self.waiting = self.spool.waiting
+        self._count_at = time.monotonic() + max(1.0, 10 * (time.monotonic() - began))
+        before, self._full = self._full, self.waiting >= self.task.max_undelivered
+        if self._full and not before:
+            size, most = self.waiting / 1e9, self.task.max_undelivered / 1e9
+            log.warning("%.3g GB wait to be delivered, and %.3g may: collectors pause until they are", size, most)
 
-    def _begin_exploration(self) -> None:
-        """Let collectors that have none begin with the exploration schedules on the bus."""
-        state = self.bus.get_json(EXPLORATION)
-        for role in self.agent.collectors if state else ():
-            path = own_directory(self.home / role.name) / STATE_FILE
-            if not path.exists():
-                path.write_text(json.dumps(state), encoding="utf-8")
+    def _pass_on(self) -> None:
+        """Write the orders for the collectors of this machine, where they have changed."""
+        given = {
+            "policy": str(self._source or self.home / "policy"), "collectors": str(self.home), "version": self.orders["version"],
+            "pause": self.orders["pause"] or self._full, "evaluates": self.orders["evaluator"] == self.name,
+        }  # fmt: skip
+        path = self.control / LOCAL_ORDERS
+        if given != self._given or not path.exists():  # temporary directories are tidied
+            with contextlib.suppress(OSError):  # the disk is full: the next time
+                write_small(path, given)
+                self._given = given
+
+    def _follow(self) -> None:
+        """Read the orders on the bus, and fetch the newest policy; collectors begin once there is one."""
+        orders = self.bus.get_json(ORDERS)
+        if orders is None or (orders["stop"] and not self.orders):  # of a launch that is over
+            return
+        if self._source is None and orders["version"] > self._version:
+            self._fetch()
+        if not self.orders:
+            if not (self._source or self._version):
+                return
+            if orders["amago"] != __version__:
+                text = (
+                    f"this is amago {__version__}, and the learner's is {orders['amago']}: install the same version if it fails"
+                )
+                self.news.append(text)
+            state = self.bus.get_json(EXPLORATION)  # of another collector, with which those that have none begin
+            for role in self.collectors if state else ():
+                path = own_directory(self.home / role.name) / STATE_FILE
+                if not path.exists():
+                    path.write_text(json.dumps(state), encoding="utf-8")
+        self.orders = orders
 
     def _fetch(self) -> None:
         """Fetch the newest policy; one that is torn or was just replaced is fetched the next time."""
@@ -276,31 +216,56 @@ class Collect:
                 self._version = newest["version"]
 
     def _put_beat(self, ended: bool = False) -> None:
+        """Put a sign of life on the bus, and now and then the exploration schedules, with which collectors of new machines begin."""
         self._count += 1
-        self.bus.put_json(f"{BEATS}/{self.name}.json", {
-            "count": self._count, "host": socket.gethostname(), "ended": ended, "failure": self._failure, **self.agent.report(),
+        self.bus.put(f"{BEATS}/{self.name}.json", {
+            "count": self._count, "host": socket.gethostname(), "ended": ended, "failure": self._failure, **self.report(),
         })  # fmt: skip
+        path = self.home / "collector-0" / STATE_FILE
+        if self._count % 6 == 1 and path.exists():
+            self.bus.put(EXPLORATION, path.read_bytes())
 
 
-def share_exploration(bus: Bus, agent: Agent) -> None:
-    """Put the exploration schedules of a collector on the bus, with which collectors of new machines begin."""
-    for directory in agent.spools[0].collectors if agent.spools else ():
-        with contextlib.suppress(FileNotFoundError):
-            bus.put(EXPLORATION, (directory / STATE_FILE).read_bytes())
-            return
+def collect(task: Task, url: str, home: Path) -> int:
+    """Run collectors for the launch on a bus until it stops, or a signal arrives.
+
+    Args:
+        home: directory for files that are not delivered yet; each process takes a part of it.
+
+    Returns:
+        the exit code: 0, 128 + the signal, or 1 if collectors fail for good.
+    """
+    bus = Bus(url)
+    claimed = _claim(own_directory(own_directory(home) / sha256(url.encode()).hexdigest()[:16]))
+    node, failure = Node(task, [f"{task.collectors} collectors wait for the launch at {url}"]), ""
+    with note_signals() as signals:
+        try:
+            node.begin(bus, [path for path, _ in claimed])
+            while not signals and not node.orders.get("stop"):
+                if node.orders:
+                    node.watch()
+                while node.news:
+                    print(node.news.pop(0), file=sys.stderr, flush=True)
+                time.sleep(TICK_SECONDS)
+        except LaunchError as err:
+            failure = str(err)
+            print(failure, file=sys.stderr, flush=True)
+        finally:
+            node.end(failure)
+            for _, lock in claimed:
+                lock.release()
+    return 128 + signals[0] if signals else int(bool(failure))
 
 
-def _claim(parent: Path) -> tuple[list[Path], list[RunLock]]:
-    """Claim a directory for a process: the first below ``parent`` without a living owner; then others that dead processes left."""
-    bases: list[Path] = []
-    locks: list[RunLock] = []
-    left = sum(1 for _ in parent.glob("*/"))
+def _claim(parent: Path) -> list[tuple[Path, RunLock]]:
+    """Lock the first numbered directory below ``parent`` that no living process has, and all others that dead processes left."""
+    claimed: list[tuple[Path, RunLock]] = []
     for slot in itertools.count():
-        if bases and slot >= left:
+        path = parent / str(slot)
+        if claimed and not path.exists():
             break
-        lock = RunLock(own_directory(parent / str(slot)) / ".lock")
+        lock = RunLock(own_directory(path) / ".lock")
         with contextlib.suppress(HeldError):
             lock.acquire()
-            bases.append(parent / str(slot))
-            locks.append(lock)
-    return bases, locks
+            claimed.append((path, lock))
+    return claimed

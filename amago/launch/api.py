@@ -14,37 +14,21 @@ _LEAST_RAY = (2, 52)  # the first version with tokens
 
 
 def launch(
-    program: str | os.PathLike[str],
-    argv: Sequence[str] = (),
-    *,
-    collectors: int,
-    learners: int = 1,
-    updates_per_step: str | None = None,
-    hang_timeout: float | None = None,
-    bus: str | None = None,
-    ray: str | None = None,
-    quiet: bool = False,
-    max_policy_lag: int | None = None,
-    max_undelivered: float | None = None,
-) -> int:
+    program: str | os.PathLike[str], argv: Sequence[str] = (), *, collectors: int, learners: int = 1, updates_per_step: str | None = None,
+    hang_timeout: float | None = None, bus: str | None = None, ray: str | None = None, quiet: bool = False,
+    max_policy_lag: int | None = None, max_undelivered: float | None = None,
+) -> int:  # fmt: skip
     """Run a program with one learner and several collectors, as ``amago launch`` does, and wait for its end.
 
-    The launcher is a separate process. If this process is killed, so are all that it has started.
+    The launcher is a separate process.
 
     Args:
         program: a script that builds and starts an `amago.Experiment`; or "-m", with the module's name as the first of ``argv``.
         argv: the script's arguments.
         collectors: processes that act. Each has ``parallel_actors`` environments.
         learners: processes that train, on a GPU each.
-        updates_per_step: "MIN:MAX", updates per environment step (`amago.run.launched.limits.UpdateLimits`), ":" for no limits; None: from half to
-            twice the ratio of the program in one process.
-        hang_timeout: seconds without a step after which a collector is replaced, and without an update after which the learner is started
-            again; None: 180.
-        bus: URL of a directory or bucket through which collectors on other machines deliver (``amago collect``); None: there are none.
-        ray: Ray starts the collectors on the nodes of a cluster: "auto", or "HOST:PORT"; needs ``bus``.
-        quiet: show no progress.
-        max_policy_lag: a collector whose policy is more versions than this older than the newest waits for a newer one; None: never.
-        max_undelivered: gigabytes that may wait while they cannot be delivered, before collectors pause; None: 10.
+        updates_per_step: "MIN:MAX" (`amago.run.launched.limits.UpdateLimits`); None: from half to twice the program's own ratio.
+        hang_timeout, max_policy_lag, max_undelivered, bus, ray, quiet: as the options of ``amago launch --help``; None: its default.
 
     Returns:
         the exit code: the learner's; 1 if a process dies or hangs again and again; 2 after a mistake in the arguments.
@@ -66,24 +50,14 @@ def command(
 
 
 def start_on_ray(address: str, words: Sequence[str], collectors: int, share: int = 4) -> Callable[[], None]:
-    """Let Ray start collectors on its nodes, and again elsewhere when they end or a node dies; each takes one core.
-
-    Args:
-        address: of the cluster: "auto", or "HOST:PORT".
-        words: arguments of ``amago collect``, without the number of collectors.
-        share: collectors of one task, which are on one node.
-
-    Returns:
-        a function that ends them.
-    """
+    """Let Ray start ``amago collect`` with these words on the nodes of a cluster, and again elsewhere when it ends or a node dies. Each
+    collector takes a core; so many share a process. Returns a function that ends them."""
     try:
         import ray
     except ImportError:
         raise ValueError("--ray needs Ray: pip install 'amago[ray]'") from None
     if tuple(int(part) for part in ray.__version__.split(".")[:2]) < _LEAST_RAY:
-        raise ValueError(
-            f"Ray {ray.__version__} has no tokens: whoever reaches its ports runs code as you; install 2.52 or later"
-        )
+        raise ValueError(f"Ray {ray.__version__} has no tokens: who reaches its ports runs code as you; install 2.52 or later")
     if os.environ.get("RAY_AUTH_MODE") != "token":
         raise ValueError(
             "Ray runs the code of whoever reaches its ports unless it asks for a token: set RAY_AUTH_MODE=token and a token (RAY_AUTH_TOKEN or "

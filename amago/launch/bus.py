@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import stat
@@ -10,22 +11,21 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from fsspec import AbstractFileSystem
+from fsspec.core import url_to_fs
+
 from amago.store.files import TEMPORARY, replace_file
 
 OUT, POLICY, ORDERS, BEATS, EXPLORATION = "out", "policy", "orders.json", "beat", "exploration.json"
 """Names on a bus: bundles of collectors, published policies, the launcher's orders, signs of life of nodes, exploration schedules."""
 _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oci", "oss", "memory"}  # where a put is atomic
+# hosts must be in known_hosts; a connection that is dead is noticed within a minute
+_SSH = {"known_hosts": (), "connect_timeout": 60, "keepalive_interval": 15, "keepalive_count_max": 3}
 
 
 def own_directory(path: Path, mend: bool = False) -> Path:
-    """Make a directory that this user alone may write, or check that it is one.
-
-    Args:
-        mend: take the right to write from others, where the directory is this user's and within one of this user's.
-
-    Raises:
-        ValueError: it is a link, another user's, or others may write it: they could run code as this user.
-    """
+    """Make a directory that this user alone may write, or raise a `ValueError` where it is a link, another user's, or open to others.
+    ``mend`` closes one that is this user's, and within one of this user's."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
@@ -41,88 +41,88 @@ def own_directory(path: Path, mend: bool = False) -> Path:
 
 
 class Bus:
-    """The files of a bus, by names such as "out/WRITER/000000042-n15". Where a file cannot be reached, its methods raise `OSError`.
+    """The files of a bus, by names such as "out/WRITER/000000042-n15". Where a file cannot be reached, methods raise the exception of
+    the storage client.
 
     Args:
-        url: a directory, or a URL of fsspec ("s3://bucket/run", "sftp://host/path"). A directory is made with mode 0700.
-
-    Raises:
-        ValueError: the directory is not this user's, or there is no file system of this name.
+        url: a directory, made with mode 0700, or a URL of fsspec ("s3://bucket/run", "sftp://host/path"); else a `ValueError`.
     """
 
     def __init__(self, url: str):
         self.url = url
         self.local = "://" not in url or url.startswith("file://")
         if self.local:
-            self.root = str(own_directory(Path(url.removeprefix("file://")).absolute()))
-            return
-        from fsspec.core import url_to_fs
-
+            own_directory(Path(url.removeprefix("file://")).absolute())
+        protocol = url.partition("://")[0]
+        self._options = _SSH if protocol in ("sftp", "ssh") else {}
+        if self._options and importlib.util.find_spec("sshfs") is None:
+            raise ValueError(f"bus {url!r} needs sshfs: pip install 'amago[sftp]'")
+        self._puts_at_once = protocol in _OBJECT_STORES
         try:
-            self._fs, self.root = url_to_fs(url, use_listings_cache=False)
+            self._found: tuple[AbstractFileSystem, str] | None = self._connect()
         except (ImportError, ValueError) as err:
             raise ValueError(f"bus {url!r}: {err}") from err
-        protocol = self._fs.protocol if isinstance(self._fs.protocol, str) else self._fs.protocol[0]
-        self._puts_at_once = protocol in _OBJECT_STORES
+        except Exception as err:  # each storage client has its own
+            raise ValueError(f"the bus {url} cannot be reached: {type(err).__name__}: {err}") from err
+
+    def _connect(self) -> tuple[AbstractFileSystem, str]:
+        return url_to_fs(self.url, skip_instance_cache=True, **self._options)  # type: ignore[no-any-return]
 
     @contextlib.contextmanager
-    def _reaching(self, name: str) -> Iterator[str]:
-        """The full name; any exception of the storage client becomes an OSError."""
+    def _reach(self, name: str) -> Iterator[tuple[AbstractFileSystem, str]]:
+        """The file system, which several threads may use, and the full name in it. After an exception it connects again."""
+        fs, root = self._found = self._found or self._connect()
         try:
-            yield f"{self.root}/{name}"
-        except OSError:
+            yield fs, f"{root}/{name}"
+        except FileNotFoundError:
             raise
-        except Exception as err:  # each storage client has its own exceptions
-            raise OSError(f"{self.url}: {type(err).__name__}: {err}") from err
+        except Exception:
+            self._found = None
+            raise
 
-    def put(self, name: str, content: bytes) -> None:
-        """Write a file completely or not at all; it replaces one of the same name. After an `OSError` it may be there: put it again."""
-        with self._reaching(name) as full:
+    def put(self, name: str, content: bytes | Mapping[str, Any]) -> None:
+        """Write a file (a mapping as JSON) completely or not at all; it replaces one of the same name. After an exception it may be there:
+        put it again."""
+        content = content if isinstance(content, bytes) else json.dumps(content).encode()
+        with self._reach(name) as (fs, full):
+            folder, _, base = full.rpartition("/")
             if self.local:
-                Path(full).parent.mkdir(parents=True, exist_ok=True)
+                fs.makedirs(folder, exist_ok=True)
                 replace_file(Path(full), lambda tmp: tmp.write_bytes(content))
             elif self._puts_at_once:
-                self._fs.pipe_file(full, content)
+                fs.pipe_file(full, content)
             else:
-                folder, _, base = full.rpartition("/")
-                self._fs.makedirs(folder, exist_ok=True)
                 part = f"{folder}/{TEMPORARY}{os.getpid()}-{base}"
-                self._fs.pipe_file(part, content)
-                self._fs.mv(part, full)
+                fs.makedirs(folder, exist_ok=True)
+                fs.pipe_file(part, content)
+                fs.mv(part, full)
 
     def move_in(self, path: Path, name: str) -> None:
         """Put a file of this machine, which is gone afterwards."""
         if self.local:
-            target = Path(self.root, name)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(OSError):  # another disk
-                os.replace(path, target)
+            with self._reach(name) as (_, full), contextlib.suppress(OSError):  # another disk
+                Path(full).parent.mkdir(parents=True, exist_ok=True)
+                os.replace(path, full)
                 return
         self.put(name, path.read_bytes())
         path.unlink()
 
     def get(self, name: str) -> bytes:
         """The content of a file; `FileNotFoundError` if there is none."""
-        with self._reaching(name) as full:
-            return Path(full).read_bytes() if self.local else bytes(self._fs.cat_file(full))
+        with self._reach(name) as (fs, full):
+            return bytes(fs.cat_file(full))
 
     def names(self, folder: str) -> list[str]:
         """The names of a folder's files and folders, sorted; none if there is no folder."""
-        with self._reaching(folder) as full:
-            try:
-                found = os.listdir(full) if self.local else self._fs.ls(full, detail=False, refresh=True)
-            except FileNotFoundError:
-                return []
-            return sorted(n for n in (str(f).rstrip("/").rpartition("/")[2] for f in found) if n and not n.startswith("."))
+        with contextlib.suppress(FileNotFoundError), self._reach(folder) as (fs, full):
+            found = [str(f).rstrip("/").rpartition("/")[2] for f in fs.ls(full, detail=False, refresh=True)]
+            return sorted(name for name in found if name and not name.startswith("."))
+        return []
 
     def delete(self, name: str) -> None:
         """Delete a file, if it is there."""
-        with self._reaching(name) as full, contextlib.suppress(FileNotFoundError):
-            os.unlink(full) if self.local else self._fs.rm_file(full)
-
-    def put_json(self, name: str, value: Mapping[str, Any]) -> None:
-        """`put` of a JSON object."""
-        self.put(name, json.dumps(value).encode())
+        with contextlib.suppress(FileNotFoundError), self._reach(name) as (fs, full):
+            fs.rm_file(full)
 
     def get_json(self, name: str) -> dict[str, Any] | None:
         """The JSON object in a file; None if there is none."""

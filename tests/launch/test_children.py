@@ -9,11 +9,13 @@ from launching import assert_gone, family
 
 PROGRAM = """
 import sys, time
-from amago.launch.children import Patience, Role
+from pathlib import Path
+from amago.launch.children import Role, start_reaper
 from amago.run.launched.protocol import Assignment
 
+start_reaper(Path(sys.argv[1]))
 parts = [Assignment("collector", i, 2, sys.argv[1]) for i in (0, 1)]
-roles = [Role(part, ["sh", "-c", "sleep 1000 & wait"], [{}], Patience(), []) for part in parts]
+roles = [Role(part, ["sh", "-c", "setsid sleep 1000 & wait"], []) for part in parts]
 for role in roles:
     role.start()
 roles[0].kill()

@@ -9,7 +9,7 @@ from launching import Launch, children_of, stop
 
 from amago.cli import main
 from amago.launch.bus import Bus
-from amago.launch.launcher import Remote
+from amago.launch.launcher import Leader
 
 FOREVER = 100_000
 RUN = {"epochs": FOREVER, "train_batches_per_epoch": 2, "ckpt_interval": FOREVER, "resume": "auto"}
@@ -82,20 +82,20 @@ def test_a_machine_that_is_silent_is_gone_and_may_come_back(tmp_path, monkeypatc
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     bus = Bus(str(tmp_path / "bus"))
-    remote = Remote(bus)
+    remote = Leader(bus, [])
     beat = {"count": 1, "host": "cpu1", "ended": False, "waiting": 7, "replaced": 2, "failure": "", "collectors": {}}
-    bus.put_json("beat/cpu1-1.json", beat)
+    bus.put("beat/cpu1-1.json", beat)
     remote.read_beats()
     assert remote.nodes == {"cpu1-1": beat}
     for now[0] in (50.0, 61.0, 62.0):
         remote.read_beats()
     assert remote.nodes == {}
     assert [text.partition(" for")[0] for text in remote.news] == ["cpu1 has given no sign"], "said once"
-    bus.put_json("beat/cpu1-1.json", beat | {"count": 2})
+    bus.put("beat/cpu1-1.json", beat | {"count": 2})
     remote.read_beats()
     assert remote.news[-1] == "cpu1 is back"
     assert remote.nodes
-    bus.put_json("beat/cpu1-1.json", beat | {"count": 3, "ended": True})
+    bus.put("beat/cpu1-1.json", beat | {"count": 3, "ended": True})
     remote.read_beats()
     assert remote.nodes == {}
     assert bus.names("beat") == []
@@ -109,12 +109,12 @@ def test_a_bus_that_another_launch_leads_is_refused(tmp_path, other):
     pid = {"lives": os.getppid(), "was-killed": 2**22 + 5}.get(other, 1)
     host = "elsewhere" if other == "another-machine" else socket.gethostname()
     until = time.time() + (-1 if other == "is-over" else 3600)
-    bus.put_json("orders.json", {"lease": {"host": host, "pid": pid, "until": until}})
+    bus.put("orders.json", {"lease": {"host": host, "pid": pid, "until": until}})
     if other in ("was-killed", "is-over"):
-        Remote(bus)
+        Leader(bus, []).check_lease()
         return
     with pytest.raises(ValueError, match="another launch, pid"):
-        Remote(bus)
+        Leader(bus, []).check_lease()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import time
 import pytest
 from launching import assert_gone, stop, updates
 
-from amago.launch.children import LaunchError, Patience, Role
+from amago.launch import children
+from amago.launch.children import LaunchError, Role
 from amago.run.launched.protocol import Assignment
 
 FOREVER = 100_000
@@ -63,12 +64,11 @@ class Learner(Role):
     """Gives the signs of life that a test lets it give."""
 
     def __init__(self, control):
-        patience = Patience(start=100, step=10, failures=3, first=0.0)
-        super().__init__(Assignment("learner", 0, 1, control), [], [{}], patience, [])
+        super().__init__(Assignment("learner", 0, 1, control), [], [], hang_timeout=10)
         self.starts = 0
 
     def start(self):
-        self.processes, self.starts, self.silent_since = [Process()], self.starts + 1, time.monotonic()
+        self.processes, self.starts, self._silent_since = [Process()], self.starts + 1, time.monotonic()
 
     def read_beat(self):
         pass
@@ -78,11 +78,13 @@ class Learner(Role):
 
     def gives(self, silent, code=None, **beat):
         self.beat = {"resumes": True, "silence": "short", "state": "training", **beat}
-        self.silent_since, self.processes[0].code = time.monotonic() - silent, code
+        self._silent_since, self.processes[0].code = time.monotonic() - silent, code
 
 
 @pytest.fixture
-def learner(tmp_path):
+def learner(tmp_path, monkeypatch):
+    for name, value in {"START_SECONDS": 100.0, "FAILURES": 3, "FIRST_PAUSE": 0.0}.items():
+        monkeypatch.setattr(children, name, value)
     role = Learner(str(tmp_path))
     assert role.watch(0)
     return role

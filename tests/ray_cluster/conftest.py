@@ -61,6 +61,7 @@ def cluster(tmp_path, monkeypatch):
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": "ab" * 32,
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_raylet_start_wait_time_s": "600",
         "HOME": str(tmp_path),
     }.items():
         monkeypatch.setenv(name, value)

@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,13 +66,19 @@ class Collector(Launched):
             time.sleep(0.1)
         self._directory = Path(orders["collectors"]) / part.name
         outbox_of(self._directory).mkdir(parents=True, exist_ok=True)
-        # one that replaces another does not repeat its random numbers, nor one on another node
-        self.process_key = (1 + part.index, self._start, *([part.node] if part.node else []))
-        self._redirect_output(self._directory / "log.txt")
+        self.process_key = (
+            1 + part.index,
+            self._start,
+            part.node,
+        )  # one that replaces another does not repeat its random numbers
+        with open(self._directory / "log.txt", "ab") as log:
+            for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+                stream.flush()
+                os.dup2(log.fileno(), number)
+        self._write_beat(log=log.name)
         latest = self._directory / "ckpts" / "latest"
         latest.parent.mkdir(exist_ok=True)
-        with suppress(FileNotFoundError):
-            latest.unlink()
+        latest.unlink(missing_ok=True)
         latest.symlink_to(orders["policy"])
         settings.ckpt_base_dir, settings.run_name = os.path.split(self._directory)
         collect_only(settings)
@@ -86,21 +91,9 @@ class Collector(Launched):
         settings.callbacks = ()  # they are the learner's, which logs all rollouts and evaluations
         settings.verbose = settings.log_to_wandb = settings.log_to_tensorboard = False
         settings.log_to = ()
-        if part.index:
-            settings.val_interval = None
-        self._interval = settings.val_interval
+        self._interval = settings.val_interval = None if part.index else settings.val_interval
         if settings.env_workers is None:
             settings.env_workers = max(1, len(os.sched_getaffinity(0)) // part.collectors)
-
-    def _redirect_output(self, log: Path) -> None:
-        """Send all output from here on to a file."""
-        sys.stdout.flush()
-        sys.stderr.flush()
-        fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(fd, 1)
-        os.dup2(fd, 2)
-        os.close(fd)
-        self._write_beat(log=str(log))
 
     def begin(self, experiment: LaunchedRun) -> None:
         self.begun = True
@@ -109,8 +102,6 @@ class Collector(Launched):
             same_wrapper = saved["exploration"] == str(experiment.exploration_wrapper_type)
             load_pool_state(experiment.train_envs.pool, saved["pool"], not same_wrapper)
         self._write_beat(state="collecting", silence=SHORT)
-
-    # ---- before an epoch: the age of the policy, and whether to evaluate --------------------------------------------------
 
     def before_epoch(self, experiment: LaunchedRun) -> None:
         super().before_epoch(experiment)
@@ -144,18 +135,16 @@ class Collector(Launched):
         self._too_old = most is not None and int(self._orders().get("version", 0)) - self._beat["version"] > most
         return self._too_old
 
-    # ---- in a phase ------------------------------------------------------------------------------------------------------
-
     def on_step(self, experiment: LaunchedRun, steps: int, phase: str) -> bool:
         collecting = phase == "collect"
-        if collecting:
-            self._beat["steps"] += steps
+        self._beat["steps"] += steps if collecting else 0
         if time.monotonic() >= self._next_beat:
             # not put off by the beat of a report, or it would never come in short phases
             self._next_beat = time.monotonic() + BEAT_SECONDS
             self._write_beat()
             if collecting:
-                self._write_trajectories(experiment)
+                if (pool := experiment.train_envs.pool).disk_is_full:  # finished trajectories are in memory
+                    self._write(experiment, "a trajectory", lambda: pool.flush() or pool.disk_is_full)
                 self._wait(experiment, PAUSED, 0.2, lambda: bool(self._orders().get("pause")))
                 self._is_old()
         return collecting and self._too_old
@@ -171,35 +160,22 @@ class Collector(Launched):
         if self._beat["paused"]:
             self._write_beat(paused="")
 
-    def _wait_for_space(self, experiment: LaunchedRun, what: object, fails: Callable[[], bool]) -> None:
-        """Try to write until the disk has space, or a signal arrives."""
-        if fails():
-            logger.warning("%s cannot be written, since no space is left: collection waits until it can", what)
-            self._wait(experiment, NO_SPACE, _RETRY_SECONDS, fails)
-            if experiment.signals.requested is None:
-                logger.warning("%s is written, and collection goes on", what)
+    def _write(self, experiment: LaunchedRun, what: object, write: Callable[[], object]) -> None:
+        """Try to write, by a function that returns true or raises where the disk is full, until there is space, or a signal arrives."""
 
-    def _write_trajectories(self, experiment: LaunchedRun) -> None:
-        pool = experiment.train_envs.pool
-
-        def fails() -> bool:
-            pool.flush()
-            return bool(pool.disk_is_full)
-
-        if pool.disk_is_full:  # finished trajectories are in memory
-            self._wait_for_space(experiment, "a trajectory", fails)
-
-    def _write(self, path: Path, content: Mapping[str, Any], experiment: LaunchedRun) -> None:
         def fails() -> bool:
             try:
-                write_small(path, content)
-                return False
+                return bool(write())
             except OSError as err:
                 if not is_full(err):
                     raise
                 return True
 
-        self._wait_for_space(experiment, path, fails)
+        if fails():
+            logger.warning("%s cannot be written, since no space is left: collection waits until it can", what)
+            self._wait(experiment, NO_SPACE, _RETRY_SECONDS, fails)
+            if experiment.signals.requested is None:
+                logger.warning("%s is written, and collection goes on", what)
 
     def _write_beat(self, **changes: object) -> None:
         self._beat.update(changes)
@@ -226,12 +202,12 @@ class Collector(Launched):
         }  # fmt: skip
         self._waited = 0.0
         self._reports += 1
-        name = f"{part.name}-{part.node:08x}-{self._start}-{self._reports:09d}.json"
-        self._write(outbox_of(self._directory) / name, content, experiment)
+        files = {outbox_of(self._directory) / f"{part.name}-{part.node:08x}-{self._start}-{self._reports:09d}.json": content}
         if section == "rollout":
             pool = experiment.train_envs.pool.state_dict()
-            state = {"pool": pool, "exploration": str(experiment.exploration_wrapper_type)}
-            self._write(self._directory / STATE_FILE, state, experiment)
+            files[self._directory / STATE_FILE] = {"pool": pool, "exploration": str(experiment.exploration_wrapper_type)}
+        for path, value in files.items():
+            self._write(experiment, path, lambda: write_small(path, value))  # noqa: B023
         self._write_beat()
 
     def on_exception(self, experiment: LaunchedRun, exception: BaseException) -> None:

@@ -7,7 +7,6 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from amago.loading.dataset import collection_ended
@@ -15,33 +14,18 @@ from amago.run.callbacks import Callback
 from amago.run.evaluate import mean_length, merge_values, summarise
 from amago.run.group import Stopped
 from amago.run.launched.limits import UpdateLimits
-from amago.run.launched.protocol import (
-    LONG,
-    ORDERS,
-    REPORTS,
-    SHORT,
-    Assignment,
-    launch_dir,
-    read_small,
-    write_beat,
-)
+from amago.run.launched.protocol import LONG, REPORTS, SHORT, Assignment, launch_dir, read_small, write_beat
 from amago.run.launched.role import Launched, LaunchedRun, learn_only
 from amago.run.settings import ExperimentSettings
 
-LOOK_SECONDS = 0.25
-"""Between two looks at the store, and two beats."""
-LOOKS_SHARE = 20  # a look takes a twentieth of the time at most
+LOOK_SECONDS, LOOKS_SHARE, ROW_SECONDS = 0.25, 20, 20.0
+"""Between two looks at the store, and two beats; a look takes a twentieth of the time at most; between two rows of rollouts in the log, of
+which there is also one at the end of each epoch."""
 _AGAIN, _MEETING_SECONDS = 1, 60.0  # ranks that wait for the first meet it so often, long before a call between ranks times out
-ROW_SECONDS = 20.0
-"""Between two rows of rollouts in the log, at most; there is one at the end of each epoch."""
 
 
 class Learner(Launched):
-    """Trains and publishes weights; never acts.
-
-    Its beats hold the longest time until the next, so that the launcher can distinguish a learner that hangs from one that
-    saves.
-    """
+    """Trains and publishes weights; never acts. Its beats say how long the next may take, so that one that saves is no hang."""
 
     def __init__(self, assignment: Assignment):
         super().__init__(assignment)
@@ -50,7 +34,9 @@ class Learner(Launched):
         self._next_look = self._next_row = 0.0
         self._axes: dict[int, dict[str, int]] = {}  # of published versions of the policy
         self._places: dict[str, str] = {}
-        self._waited = 0.0
+        self._waited = self._paused = self._pause_since = (
+            0.0  # seconds of this process, and of collectors; 0: they are not to pause
+        )
         self._next_meeting = time.monotonic() + _MEETING_SECONDS
         self._main = True
         self._first_update: int | None = None  # of this process in learn(); None before
@@ -60,14 +46,9 @@ class Learner(Launched):
         per_epoch = (settings.train_timesteps_per_epoch or 0) * settings.parallel_actors
         begins, updates = settings.start_learning_at_epoch, settings.train_batches_per_epoch / settings.batches_per_update
         warmup = int(begins * per_epoch) if 0 < begins < math.inf else 0
-        if self.assignment.limits is not None:
-            given = UpdateLimits.parse(self.assignment.limits)
-            self.limits = UpdateLimits(given.least, given.most, warmup)
-        elif per_epoch and updates:  # from half to twice the ratio of the same program in one process
-            own = updates / (per_epoch * ranks)
-            self.limits = UpdateLimits(0.5 * own, 2.0 * own, warmup)
-        else:
-            self.limits = UpdateLimits(warmup=warmup)
+        own = updates / (per_epoch * ranks) if per_epoch else 0.0  # the ratio of the same program in one process
+        default = UpdateLimits(0.5 * own, 2.0 * own or math.inf, warmup)
+        self.limits = default if self.assignment.limits is None else UpdateLimits.parse(self.assignment.limits, warmup)
         learn_only(settings)
         self._callbacks = tuple(settings.callbacks)
         if settings.progress == "rich":
@@ -88,9 +69,7 @@ class Learner(Launched):
         experiment.write_latest_policy()  # collectors shall not act with their initial weights
         self._note_version(experiment)
         places = {"run_dir": experiment.run_dir, "save_to": target, "policy": experiment.checkpoints.latest.parent}
-        self._places = {
-            name: os.path.abspath(path) for name, path in places.items()
-        }  # with them, the launcher lets collectors begin
+        self._places = {name: os.path.abspath(p) for name, p in places.items()}  # with them, collectors may begin
         self._write_beat(experiment, "waiting")
 
     def before_epoch(self, experiment: LaunchedRun) -> None:
@@ -100,10 +79,9 @@ class Learner(Launched):
         self._note_version(experiment)  # published at the end of the epoch before
         self._announce_pause(experiment)
         if self._main and experiment.env_steps:
-            orders = read_small(Path(self.assignment.control) / ORDERS) or {}
             metrics = {
                 "Updates per Environment Step": experiment.grad_update_counter / experiment.env_steps,
-                "Learner Waited (s)": self._waited, "Collectors Paused (s)": float(orders.get("paused_seconds", 0.0)),
+                "Learner Waited (s)": self._waited, "Collectors Paused (s)": self._paused,
             }  # fmt: skip
             experiment.log(metrics, "dataset")
 
@@ -112,23 +90,18 @@ class Learner(Launched):
         version = experiment.checkpoints.version
         if version not in self._axes:
             self._axes[version] = experiment.axes()
-            for old in sorted(self._axes)[:-1000]:
-                del self._axes[old]
-            if self._main and experiment.logger is not None:
+            self._axes.pop(min(self._axes) if len(self._axes) > 1000 else -1, None)
+            if experiment.logger is not None:
                 self._log_reports(experiment)
-
-    # ---- while it trains -------------------------------------------------------------------------------------------------
 
     def before_update(self, experiment: LaunchedRun) -> None:
         signals, several = experiment.signals, experiment.accelerator.num_processes > 1
         self._look(experiment, "training")
-        if not self.limits.make_learner_wait:
+        if self.limits.most == math.inf and not self.limits.warmup:
             return
-        while (
-            self._main
-            and not signals.pending()
-            and self.limits.learner_waits(experiment.grad_update_counter, experiment.env_steps)
-        ):
+
+        waits = self.limits.learner_waits
+        while self._main and not signals.pending() and waits(experiment.grad_update_counter, experiment.env_steps):
             began = time.monotonic()
             signals.wait(0.1)
             self._look(experiment, "waiting")
@@ -147,7 +120,7 @@ class Learner(Launched):
     def on_step(self, experiment: LaunchedRun, steps: int, phase: str) -> None:
         if phase == "wait":
             self._look(experiment, "waiting")
-        elif self._main and time.monotonic() >= self._next_look:  # a callback evaluates
+        elif time.monotonic() >= self._next_look:  # a callback evaluates
             self._next_look = time.monotonic() + LOOK_SECONDS
             self._write_beat(experiment, "evaluating", LONG)
 
@@ -156,10 +129,8 @@ class Learner(Launched):
 
     def _announce_pause(self, experiment: LaunchedRun) -> None:
         """Announce a long time without a beat: preparing, saving, callbacks."""
-        if self._main:
-            first = experiment.grad_update_counter == self._first_update
-            self._write_beat(experiment, "preparing" if first else "saving", LONG)
-            self._next_look = 0.0  # its end is reported at once
+        self._write_beat(experiment, "preparing" if experiment.grad_update_counter == self._first_update else "saving", LONG)
+        self._next_look = 0.0  # its end is reported at once
 
     def _look(self, experiment: LaunchedRun, state: str) -> None:
         """Find new files, write the run's progress, and log the collectors' reports."""
@@ -168,27 +139,31 @@ class Learner(Launched):
             return
         collection_ended(experiment.data, experiment)
         self._next_look = now + max(LOOK_SECONDS, LOOKS_SHARE * (time.monotonic() - now))  # a look into many files takes longer
-        if self._main:
-            # the first update may compile, and choose algorithms
-            self._write_beat(experiment, state, LONG if experiment.grad_update_counter == self._first_update else SHORT)
-            if now >= self._next_row:
-                self._log_reports(experiment)
+        # the first update may compile, and choose algorithms
+        self._write_beat(experiment, state, LONG if experiment.grad_update_counter == self._first_update else SHORT)
+        if now >= self._next_row:
+            self._log_reports(experiment)
 
     def _write_beat(self, experiment: LaunchedRun, state: str, silence: str | None = None) -> None:
         """Write a beat. Until the next it may be `SHORT`, `LONG`, or, outside of ``learn()``, nobody knows how long (None)."""
-        updates, steps = experiment.grad_update_counter, experiment.env_steps
+        if not self._main:
+            return
+        updates, steps, now = experiment.grad_update_counter, experiment.env_steps, time.monotonic()
+        pause = self.limits.collectors_pause(updates, steps)
+        self._paused += now - self._pause_since if self._pause_since else 0.0
+        self._pause_since = now if pause else 0.0
         beat = {
             "state": state, "epoch": experiment.epoch, "epochs": experiment.epochs, "updates": updates, "steps": steps,
-            "version": experiment.checkpoints.version, "pause": self.limits.collectors_pause(updates, steps),
+            "version": experiment.checkpoints.version, "pause": pause,
             "limits": str(self.limits), "silence": None if self._first_update is None else silence,
             "resumes": experiment.resume == "auto", **self._places,
         }  # fmt: skip
         write_beat(self.assignment.beat_file, beat)
 
-    # ---- reports of collectors -------------------------------------------------------------------------------------------
-
     def _log_reports(self, experiment: LaunchedRun) -> None:
         """Log the reports that have arrived: rollouts of all collectors in one row, each evaluation in a separate row."""
+        if not self._main:
+            return
         self._next_row = time.monotonic() + ROW_SECONDS
         reports = []
         for path in sorted((launch_dir(experiment.run_dir) / REPORTS).glob("*.json")):
@@ -213,16 +188,13 @@ class Learner(Launched):
                     callback.on_validation_end(experiment, metrics)
 
     def on_end(self, experiment: LaunchedRun) -> None:
-        self._end(experiment, "finished")
+        self._log_reports(experiment)
+        self._write_beat(experiment, "finished")
 
     def on_exception(self, experiment: LaunchedRun, exception: BaseException) -> None:
         if isinstance(exception, Stopped):
-            self._end(experiment, "stopped")
-
-    def _end(self, experiment: LaunchedRun, state: str) -> None:
-        if self._main:
             self._log_reports(experiment)
-            self._write_beat(experiment, state)
+            self._write_beat(experiment, "stopped")
 
 
 def _merge(reports: list[dict[str, Any]], version: int | None = None) -> dict[str, float]:

@@ -10,16 +10,8 @@ from dataclasses import dataclass
 class UpdateLimits:
     """Keeps the number of updates between ``least`` and ``most`` times the number of environment steps.
 
-    The learner waits while its next update would be too early; collectors pause while an update that is due is missing. With the same
-    counters never both, because ``least * steps <= most * steps``.
-
-    Args:
-        least: updates per environment step, at least; 0: collectors never pause.
-        most: updates per environment step, at most; infinity: the learner never waits.
-        warmup: environment steps before the first update.
-
-    Raises:
-        ValueError: a number is out of its range, or ``least`` exceeds ``most``.
+    The learner waits while its next update would be too early, and in the first ``warmup`` steps; collectors pause while an update that is
+    due is missing. With the same counters never both. A number out of its range is a ValueError.
     """
 
     least: float = 0.0
@@ -34,29 +26,18 @@ class UpdateLimits:
             )
 
     @classmethod
-    def parse(cls, text: str) -> UpdateLimits:
+    def parse(cls, text: str, warmup: int = 0) -> UpdateLimits:
         """Limits from "MIN:MAX"; either side may be empty."""
-        parts = text.split(":")
         try:
-            if len(parts) != 2:
-                raise ValueError
-            least, most = (float(part) if part.strip() else default for part, default in zip(parts, (0.0, math.inf)))
+            least, most = (
+                float(part) if part.strip() else default for part, default in zip(text.split(":"), (0.0, math.inf), strict=True)
+            )
         except ValueError:
             raise ValueError(f"{text!r} is not of the form MIN:MAX, two numbers of updates per environment step") from None
-        return cls(least, most)
-
-    @property
-    def make_learner_wait(self) -> bool:
-        """True if `learner_waits` returns True for some counters."""
-        return self.warmup > 0 or self.most < math.inf
+        return cls(least, most, warmup)
 
     def learner_waits(self, updates: int, steps: int) -> bool:
-        """True if the next update would be too early.
-
-        Args:
-            updates: so far.
-            steps: environment steps that have arrived in the learner's store so far.
-        """
+        """True if the next update would be too early, after so many updates and environment steps that have arrived in the store."""
         return steps < self.warmup or (self.most < math.inf and updates + 1 > self.most * steps)
 
     def collectors_pause(self, updates: int, steps: int) -> bool:

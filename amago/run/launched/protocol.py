@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import json
 import os
 from collections.abc import Mapping
@@ -15,23 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-VARIABLE = "AMAGO_ROLE"
-RANKS_FILE = "AMAGO_RANKS_FILE"
-"""Variable with the file through which the ranks of a learner meet, rather than through a port."""
-ORDERS = "orders.json"
-PAUSED, OLD_POLICY, NO_SPACE = (
-    "paused",
-    "waiting for a newer policy",
-    "waiting for disk space",
-)  # reasons for a collector's wait
+from amago.store.files import temporary_file
+
+VARIABLE, RANKS_FILE = "AMAGO_ROLE", "AMAGO_RANKS_FILE"
+"""Variables of a process: its `Assignment`; the file through which the ranks of a learner meet, rather than through a port."""
+PAUSED, OLD_POLICY, NO_SPACE = "paused", "waiting for a newer policy", "waiting for disk space"
+"""Reasons for a collector's wait."""
 SHORT, LONG = "short", "long"
 """Time until a learner's next beat: while it trains or waits; while it prepares, saves or runs callbacks."""
-STATE_FILE = "exploration.json"
-"""File, in a collector's directory, with the exploration schedules that its successor goes on with."""
-STAGING = ".arriving"
-"""Directory, beside a store's, where files are before they are in the store."""
-REPORTS = "reports"
-"""Directory, in the directory of a launch, with the reports of collectors that the learner has not read yet."""
+ORDERS, STATE_FILE, STAGING, REPORTS = "orders.json", "exploration.json", ".arriving", "reports"
+"""Files with the orders to a machine's collectors, and the exploration schedules that a collector's successor goes on with; directories,
+beside a store's, of files that are not in it yet, and, in a launch's, of reports that the learner has not read yet."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +32,12 @@ class Assignment:
     """A process's part in a launch.
 
     Attributes:
-        kind: "learner" or "collector".
-        index: of the collector on its machine, or of the learner's rank, from 0.
+        index: of the collector on its machine, from 0.
         collectors: of the launch on this machine.
         control: directory of the small files through which it talks to the launcher.
         limits: "MIN:MAX", updates per environment step; None: a range around the script's own ratio.
         max_policy_lag: versions by which a collector's policy may be older than the newest published one; None: any number.
-        node: distinguishes the collectors of machines without the learner's disk; 0: they share it.
+        node: distinguishes collectors of several machines.
     """
 
     kind: Literal["learner", "collector"]
@@ -68,7 +60,7 @@ class Assignment:
 
     @property
     def name(self) -> str:
-        """Of the process: "learner", or "collector-INDEX"."""
+        """ "learner", or "collector-INDEX"."""
         return self.kind if self.kind != "collector" else f"{self.kind}-{self.index}"
 
     @property
@@ -92,19 +84,11 @@ def outbox_of(directory: Path) -> Path:
     return directory / "outbox"
 
 
-_count = itertools.count()
-
-
 def write_small(path: Path, value: Mapping[str, Any]) -> None:
-    """Replace a small JSON file; readers see the old content or the new one. Not made durable: it is of use while its writer lives."""
-    tmp = path.with_name(f".tmp-{path.name}-{os.getpid()}-{next(_count)}")
-    try:
-        tmp.write_text(json.dumps(value), encoding="utf-8")
-        os.replace(tmp, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            tmp.unlink(missing_ok=True)
-        raise
+    """Replace a small JSON file at once, but not durably: it is of use while its writer lives."""
+    with temporary_file(path.parent) as source:
+        source.write_text(json.dumps(value), encoding="utf-8")
+        os.replace(source, path)
 
 
 def write_beat(path: Path, value: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Delivers the files of some spools for as long as it lives. Arguments: the store's directory, the node's, and those of collectors."""
+"""Delivers the files of some spools for as long as it lives. Arguments: the store's directory, the node's, and those with collectors."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ from amago.launch.bus import Bus
 store, home, *directories = map(Path, sys.argv[1:])
 bus = Bus(str(home / "bus"))
 ingest = Ingest(bus, store, home / "reports", "test")
-spool = Spool(bus, home, f"writer-{os.getpid()}-{os.urandom(4).hex()}", directories)
+spool = Spool(bus, [home, *directories], f"writer-{os.getpid()}-{os.urandom(4).hex()}")
 print("ready", flush=True)
 while True:
     spool.pump(flush=True)

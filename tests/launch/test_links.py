@@ -1,0 +1,139 @@
+"""Delivery over ssh between three hosts, which are network namespaces, whose links are cut, slow and lossy, and whose processes are killed."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import stores
+import tiny
+
+from amago.launch.bundles import Ingest
+from amago.launch.bus import Bus
+
+LONG = os.environ.get("AMAGO_FAULTS") == "long"
+NODES, PATIENCE = 2, 1500.0
+FILES, BYTES = (600, 20_000) if LONG else (60, 20_000)
+
+
+def command(words):
+    return subprocess.run(words.split(), capture_output=True, text=True, check=True)
+
+
+@pytest.fixture
+def hosts():
+    """The names of a learner's host and its nodes' hosts, each of which has a link to it with the addresses 10.77.N.1 and 10.77.N.2."""
+    stores.need("sshfs")
+    names = [f"amago-{os.getpid()}-{i}" for i in range(NODES + 1)]
+    try:
+        if not shutil.which("tc"):
+            pytest.skip("no tc: apt-get install iproute2")
+        try:
+            for name in names:
+                command(f"ip netns add {name}")
+        except (OSError, subprocess.CalledProcessError) as err:
+            pytest.skip(f"network namespaces are not to be had here: {err}")
+        for i, name in enumerate(names[1:], 1):
+            command(f"ip link add to{i} netns {names[0]} type veth peer name uplink netns {name}")
+            for host, link, last in ((names[0], f"to{i}", 1), (name, "uplink", 2)):
+                command(f"ip -n {host} addr add 10.77.{i}.{last}/24 dev {link}")
+                command(f"ip -n {host} link set {link} up")
+        yield names
+    finally:
+        for name in names:
+            with contextlib.suppress(OSError, subprocess.CalledProcessError):
+                command(f"ip netns delete {name}")
+
+
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "cut 12",
+        "netem delay 100ms loss 5%",
+        "tbf rate 2mbit burst 32kbit latency 400ms",
+        "kill",
+        "gone",
+        "late",
+        *(["cut 60", "cut 600"] if LONG else []),
+    ],
+)
+def test_every_file_that_a_node_has_made_arrives_once(hosts, tmp_path, fault, capsys):
+    """A link of the first node is cut for seconds, or slow and lossy from the begin; it is killed and started again, is gone for good, or
+    starts late."""
+    addresses = [f"10.77.{i}.1" for i in range(1, NODES + 1)]
+    (tmp_path / "ssh").mkdir()
+    server = stores.SecureShell(tmp_path / "ssh", addresses, before=["ip", "netns", "exec", hosts[0]])
+    store, seen = tmp_path / "buffer" / "fifo", Counter()
+    ingest = Ingest(Bus(str(server.root / "bus")), store, tmp_path / "reports", "run")
+    environment = tiny.environment() | {"HOME": str(server.home)}
+    program = Path(__file__).with_name("delivers.py")
+
+    def start(i):
+        words = [sys.executable, program, server.url(addresses[i - 1]), tmp_path / f"node{i}", str(FILES), str(BYTES)]
+        return subprocess.Popen(["ip", "netns", "exec", hosts[i], *words], env=environment, stderr=subprocess.DEVNULL)
+
+    def made(i):
+        path = tmp_path / f"node{i}" / "made"
+        return set(path.read_text().split()) if path.exists() else set()
+
+    def until(condition):
+        ends = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < ends, (fault, len(seen))
+            ingest.pull()
+            for path in store.iterdir():
+                seen[path.name] += 1
+                path.unlink()
+            time.sleep(0.05)
+
+    def of(i):
+        return sum(name.startswith(f"node{i}-") for name in seen)
+
+    nodes, healed = {}, 0.0
+    try:
+        if fault.startswith(("netem", "tbf")):
+            try:
+                for host, link in ((hosts[0], "to1"), (hosts[1], "uplink")):
+                    command(f"tc -n {host} qdisc add dev {link} root {fault}")
+            except subprocess.CalledProcessError as err:
+                pytest.skip(f"this kernel has no such link: {err.stderr.strip()}")
+        nodes = {i: start(i) for i in range(1, NODES + 1) if (fault, i) != ("late", 1)}
+        until(lambda: of(2) and (of(1) or fault == "late"))
+        if fault.startswith("cut"):
+            command(f"ip -n {hosts[1]} link set uplink down")
+            ends = time.monotonic() + float(fault.split()[1])
+            until(lambda: time.monotonic() > ends)
+            command(f"ip -n {hosts[1]} link set uplink up")
+        elif fault in ("kill", "gone"):
+            nodes[1].kill()
+            nodes[1].wait()
+        if fault in ("kill", "late"):
+            nodes[1] = start(1)
+        healed = time.monotonic()
+        expected = [2] if fault == "gone" else [1, 2]
+        until(lambda: all(len(made(i)) == FILES and made(i) <= seen.keys() for i in expected))
+        assert set(seen.values()) == {1}, "twice"
+        everything = {name for i in range(1, NODES + 1) for name in made(i)}
+        left = everything - seen.keys()
+        assert not left or fault == "gone"
+        assert seen.keys() <= everything
+        if fault == "gone":  # the disk that waits for its machine has the rest
+            nodes[1] = start(1)
+            until(lambda: made(1) <= seen.keys() and len(made(1)) == FILES)
+            assert set(seen.values()) == {1}
+        with capsys.disabled():
+            print(
+                f"\n{fault}: {len(everything)} made, {len(everything - left)} delivered, {len(left)} on a disk that is away, 0 twice; all "
+                f"there {time.monotonic() - healed:.0f} s after the fault"
+            )
+    finally:
+        for process in nodes.values():
+            process.kill()
+            process.wait()
+        server.end()
