@@ -77,14 +77,13 @@ class Experiment(ExperimentSettings):
         checkpoints, ckpt_dir: on disk, and their directory, from `init_checkpoints` on.
         should_stop: `learn` ends when the epoch is finished; set by callbacks.
         position, signals, group: epoch, phase and step counts; what stops the run; the processes that train together.
-        learner, actors, batches, run_log, rundir: agent and updates (also ``updater``); environments; loader; log; directory and checkpoints.
+        learner, actors, batches, run_log, rundir: agent and updates; environments; loader; log; directory and checkpoints.
         phase_statistics: of the phase of collection or evaluation that has ended last.
     """
 
     policy, accelerator = _of("learner", "policy"), _of("learner", "accelerator")
     policy_aclr = property(attrgetter("learner.policy_aclr"), lambda e, wrapped: e.learner.use(wrapped))
     optimizer, lr_schedule = _of("learner", "optimizer"), _of("learner", "lr_schedule")
-    updater = property(attrgetter("learner"))
     grad_update_counter, train_dloader = _of("learner", "grad_steps"), _of("batches", "given")
     logger, frames_by_env = _of("run_log", "logger"), _of("position", "frames_by_env")
     actors, rl2_space, hidden_state = _of("building", "actors"), _of("actors", "rl2_space"), _of("acting", "hidden_state")

@@ -146,16 +146,16 @@ class Learner:
     def prepare(self, agent: BaseAgent) -> None:
         self.agent, optimizer = self.accelerator.prepare(agent, adamw(list(agent.trainable_params), 1e-4, 1e-3))
         settings: Any = SimpleNamespace(grad_clip=1.0, ema_decay=0.0)
-        self.updater = library.Learner(settings)
-        self.updater.use(self.agent)
-        self.updater.accelerator, self.updater.optimizer = self.accelerator, optimizer
-        self.updater.lr_schedule = lr_schedule(optimizer, 10, 1000, 0.0)
+        self.learner = library.Learner(settings)
+        self.learner.use(self.agent)
+        self.learner.accelerator, self.learner.optimizer = self.accelerator, optimizer
+        self.learner.lr_schedule = lr_schedule(optimizer, 10, 1000, 0.0)
 
     def update(self) -> None:
         with self.accelerator.autocast():
             total = self.agent(self.batch)
         self.accelerator.backward(total)
-        self.updater.update(False, total.detach())
+        self.learner.update(False, total.detach())
 
     def seconds(self) -> float:
         start = time.perf_counter()

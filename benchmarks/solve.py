@@ -108,7 +108,7 @@ class TimedExperiment(Experiment):
         super().log(metrics_dict, key)
         if key == "val" and RETURN in metrics_dict:
             now = Point(
-                time.monotonic() - self.began[0], time.process_time() - self.began[1], self.updater.grad_steps, self.env_steps,
+                time.monotonic() - self.began[0], time.process_time() - self.began[1], self.learner.grad_steps, self.env_steps,
                 float(metrics_dict[RETURN]),
             )  # fmt: skip
             self.curve.append(now)

@@ -265,7 +265,7 @@ def stopped(directory, name, phase, signals):
     finally:
         e.close()
     total = sum(float(v.double().sum()) for v in tiny.weights(e).values())
-    progress = [e.epoch, e.position.collected, e.position.trained, e.env_steps, e.updater.grad_steps]
+    progress = [e.epoch, e.position.collected, e.position.trained, e.env_steps, e.learner.grad_steps]
     return {"code": code, "progress": progress, "weights": total}
 
 
@@ -284,7 +284,7 @@ def fed(directory, rank):
         timer.start()
     e.learn()
     e.close()
-    return e.updater.grad_steps
+    return e.learner.grad_steps
 
 
 # ---- programs -------------------------------------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ def everything(directory, rank, count):
         torch.save(updates(directory, *case, rank, count), directory / f"{'-'.join(case)}-{rank}.pt")
     lives = {}
     e = tiny.learned(directory, name="one-two-one", resume="auto", ckpt_interval=1, epochs=2)
-    lives["one-two-one"] = [e.epoch, e.env_steps, e.updater.grad_steps]
+    lives["one-two-one"] = [e.epoch, e.env_steps, e.learner.grad_steps]
     e.close()
     for per_update, name, at in ((1, "straight", None), (1, "halved", 3), (2, "straight-2", None), (2, "halved-2", 3)):
         for _ in range(1 if at is None else 2):
@@ -315,7 +315,7 @@ def everything(directory, rank, count):
         directory, name="normal", val_interval=1, val_episodes=5, epochs=2, ckpt_interval=1, log_interval=1, seed=None, val_timesteps_per_epoch=60
     )  # fmt: skip
     test = e.evaluate_test(tiny.tmaze, timesteps=60, episodes=7)
-    lives["normal"] = [e.run_seed, e.env_steps, e.updater.grad_steps, test]
+    lives["normal"] = [e.run_seed, e.env_steps, e.learner.grad_steps, test]
     torch.save(tiny.weights(e), directory / f"normal-{rank}.pt")
     with torch.no_grad():
         for p in e.policy.parameters():

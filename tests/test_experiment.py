@@ -36,8 +36,8 @@ def test_every_sequence_model_learns_in_every_action_space(tmp_path, make_env, t
     )
     before = tiny.weights(e)
     e.learn()
-    assert e.updater.grad_steps == 2
-    assert e.updater.skipped == 0
+    assert e.learner.grad_steps == 2
+    assert e.learner.skipped == 0
     trained = {id(p) for p in e.policy.trainable_params}
     moved = set(tiny.differing(before, tiny.weights(e)))
     assert {n for n, p in e.policy.named_parameters() if id(p) in trained and p.abs().sum() > 0} - moved == set()
@@ -58,7 +58,7 @@ def test_every_env_mode(tmp_path, env_mode):
     try:
         only_reset = 0 if env_mode != "already_vectorized" else rows(e.run_dir, "rollout")[0]["values"]["Number of Rollouts"]
         assert 70 - only_reset <= e.env_steps <= 70 - min(only_reset, 1)
-        assert e.updater.grad_steps == 2
+        assert e.learner.grad_steps == 2
         assert rows(e.run_dir, "val")[0]["values"]["Number of Rollouts"] >= 2
         assert rows(e.run_dir, "rollout")[0]["values"]["Number of Rollouts"] >= 2
         assert e.evaluate_test(fields["make_env"], timesteps=31)["Number of Rollouts"] >= 2
@@ -122,7 +122,7 @@ def test_rows_have_the_documented_keys_and_sections(finished):
 
 def test_progress_is_counted(finished):
     per_epoch = 2 * 2 * EPISODE
-    assert (finished.epoch, finished.env_steps, finished.updater.grad_steps) == (2, 2 * per_epoch, 4)
+    assert (finished.epoch, finished.env_steps, finished.learner.grad_steps) == (2, 2 * per_epoch, 4)
     found = {
         s: [(r["epoch"], r["env_steps"], r["grad_steps"]) for r in rows(finished.run_dir, s)]
         for s in ("val", "rollout", "test")
@@ -203,7 +203,7 @@ def test_more_epochs_may_be_asked_for(tmp_path):
     assert not tiny.differing(before, tiny.weights(e)), "nothing is left to do"
     e.epochs = 3
     e.learn()
-    assert (e.epoch, e.updater.grad_steps) == (3, 6)
+    assert (e.epoch, e.learner.grad_steps) == (3, 6)
 
 
 def test_a_failing_start_leaves_nothing_running(tmp_path):
@@ -233,7 +233,7 @@ def test_masks_can_hide_everything(tmp_path):
     assert (float(loss["Actor Loss"].detach()), float(loss["Critic Loss"].detach())) == (0.0, 0.0)
     assert e.actor_shapes == ((4, EPISODE, 2, 1), (4, EPISODE, 2, 1), torch.bool)
     assert e.critic_shapes == ((4, EPISODE, 4, 2, 1), (4, EPISODE, 4, 2, 1), torch.bool)
-    assert e.updater.skipped == 0
+    assert e.learner.skipped == 0
 
 
 # ---- fields --------------------------------------------------------------------------------------------------------------
@@ -302,14 +302,14 @@ def test_training_environments_are_reset_when_asked(tmp_path, every, forced):
 
 def test_learning_and_collecting_can_begin_later(tmp_path):
     e = learned(tmp_path, epochs=3, start_learning_at_epoch=2)
-    assert e.updater.grad_steps == 2
+    assert e.learner.grad_steps == 2
     assert {r["epoch"] for r in rows(e.run_dir, "train")} == {2}
     assert [r["env_steps"] for r in rows(e.run_dir, "rollout")] == [24, 48, 72]
     e.close()
     e = learned(
         tmp_path, epochs=3, start_collecting_at_epoch=2, dataset=DiskTrajDataset(tmp_path, "run"), name="b", share_buffer=True
     )
-    assert (e.env_steps, e.updater.grad_steps) == (24, 6)
+    assert (e.env_steps, e.learner.grad_steps) == (24, 6)
     assert {r["epoch"] for r in rows(e.run_dir, "train")} == {0, 1, 2}
 
 
@@ -317,10 +317,10 @@ def test_a_run_that_trained_on_nothing_fails_and_may_go_on(tmp_path):
     e = started(tmp_path, train_timesteps_per_epoch=EPISODE - 1, epochs=1)  # no episode ends
     with refused(NothingTrainedError, "train_timesteps_per_epoch", EPISODE - 1, "traj_save_len"):
         e.learn()
-    assert (e.env_steps, e.updater.grad_steps) == (2 * (EPISODE - 1), 0)
+    assert (e.env_steps, e.learner.grad_steps) == (2 * (EPISODE - 1), 0)
     e.epochs = 2
     e.learn()  # now one did
-    assert e.updater.grad_steps == 2
+    assert e.learner.grad_steps == 2
 
 
 def test_a_run_that_was_not_to_train_ends_well(tmp_path):
@@ -328,7 +328,7 @@ def test_a_run_that_was_not_to_train_ends_well(tmp_path):
     kinds = {"train_batches_per_epoch": 0}, {"start_learning_at_epoch": float("inf")}, {"dataset": DoNothingDataset()}
     for i, kind in enumerate(kinds):
         e = learned(tmp_path, name=f"run{i}", **kind, **nothing)
-        assert (e.epoch, e.updater.grad_steps) == (e.epochs, 0)
+        assert (e.epoch, e.learner.grad_steps) == (e.epochs, 0)
         assert e.env_steps > 0
 
 
@@ -437,7 +437,7 @@ def test_bfloat16(tmp_path):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*autocast.*")
         e = learned(tmp_path, traj="transformer", mixed_precision="bf16")
-    assert e.updater.grad_steps == 2
+    assert e.learner.grad_steps == 2
     assert {p.dtype for p in e.policy.parameters()} == {torch.float32}
 
 

@@ -173,7 +173,7 @@ class Entry(NamedTuple):
 ENTRIES = (
     Entry("MetaFrozenLake", "the holes of an unknown lake, from one attempt to the next", "00_meta_frozen_lake", ("solve_lake",)),
     Entry("RoomKeyDoor", "where key and door are, from one trial to the next", "05_dark_key_door", ("solve_room",)),
-    Entry("TMazePassive", "one bit, from the first step to the last", "04_tmaze", ("solve_tmaze", "tmaze", "tmaze_mamba", "tmaze_10k")),
+    Entry("TMazePassive", "one bit, from the first step to the last", "04_tmaze", ("solve_tmaze", "tmaze", "tmaze_transformer", "tmaze_1000", "tmaze_mamba", "tmaze_10k")),
     Entry("TMazeActive", "one bit, which must first be looked for", "04_tmaze"),
     Entry("SymbolicAlchemy", "what this chemistry's potions do, from one trial to the next", "06_alchemy", ("alchemy", "alchemy_by_colour")),
     Entry("MazeRunner", "where the ways of a maze lead, and what actions do", "13_mazerunner_relabeling", ("mazerunner",)),

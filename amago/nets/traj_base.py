@@ -161,8 +161,8 @@ def _named(state: object) -> tuple[list[tuple[str, Any]], pytree.TreeSpec]:
     return list(zip(names, (leaf for _, leaf in leaves))), structure
 
 
-class LayeredStateEncoder(TrajEncoder):
-    """Base of models whose hidden state is a tensor (n_layers, B, ...), or a tuple of such tensors, written in place."""
+class LayeredState:
+    """The methods of models whose hidden state is a tensor (n_layers, B, ...), or a tuple of such tensors, written in place."""
 
     def reset_hidden_state(self, hidden_state: S, dones: Dones) -> S:
         for part in _tensors(hidden_state):
@@ -179,7 +179,7 @@ class LayeredStateEncoder(TrajEncoder):
 
 
 def _tensors(state: object) -> list[Tensor]:
-    """The tensors of the hidden state of a `LayeredStateEncoder`; none of actors that have not begun."""
+    """The tensors of the hidden state of a `LayeredState` model; none of actors that have not begun."""
     return [part for part in pytree.tree_leaves(state) if part is not None]
 
 

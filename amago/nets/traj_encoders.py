@@ -27,7 +27,7 @@ from amago.nets.ff import FFBlock, LayerType, Normalization
 from amago.nets.gated_recurrence import GatedRecurrenceBlock, MinGRU, set_forgetting
 from amago.nets.kv_cache import KVCache, TracedCache
 from amago.nets.mamba import Mamba, MambaBlock, MambaState
-from amago.nets.traj_base import TRAJ_ENCODERS, LayeredStateEncoder, named_traj_encoder
+from amago.nets.traj_base import TRAJ_ENCODERS, LayeredState, named_traj_encoder
 from amago.nets.traj_base import Dones as Dones
 from amago.nets.traj_base import TrajEncoder as TrajEncoder
 from amago.nets.utils import Linear, Log, activation_switch, at_least_float32, autocast_dtype, check_dropout, check_positive
@@ -106,7 +106,7 @@ class FFTrajEncoder(TrajEncoder):
         return self.out_norm(self.traj_last(x)), hidden_state
 
 
-class RNNTrajEncoder(LayeredStateEncoder):
+class RNNTrajEncoder(LayeredState, TrajEncoder):
     """Base of PyTorch's recurrent layers, each with a gate that keeps its state second among its gates.
 
     A whole sequence, without a hidden state, returns the one after its last step.
@@ -187,7 +187,7 @@ class LSTMTrajEncoder(RNNTrajEncoder):
 
 @named_traj_encoder("mingru")
 @gin.configurable
-class MinGRUTrajEncoder(LayeredStateEncoder):
+class MinGRUTrajEncoder(LayeredState, TrajEncoder):
     """Linear recurrences with gates that depend on the input alone (`amago.nets.gated_recurrence.MinGRU`), each followed by a
     feed-forward block. Training computes every matrix product for the whole sequence at once, on any machine and without a
     compiled kernel; a step of acting costs the same whatever the length of the episode.
@@ -243,7 +243,7 @@ class MinGRUTrajEncoder(LayeredStateEncoder):
 
 @named_traj_encoder("mamba")
 @gin.configurable
-class MambaTrajEncoder(LayeredStateEncoder):
+class MambaTrajEncoder(LayeredState, TrajEncoder):
     """Selective state-space layers with residual connections (Gu & Dao 2023, arXiv 2312.00752).
 
     The hidden state is a `amago.nets.mamba.MambaState`. Its size and the cost of a step do not depend on the length of the

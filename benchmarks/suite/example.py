@@ -82,7 +82,7 @@ def train(
         except BudgetSpent:  # raised before the last evaluation was compared
             append(path, {"budget": "spent"})
             seen = False
-        spent = {"cpu": round(recorder.cpu, 2), "steps": run.env_steps, "updates": run.updater.grad_steps}
+        spent = {"cpu": round(recorder.cpu, 2), "steps": run.env_steps, "updates": run.learner.grad_steps}
         final = judge(run, judged)
         if kept.best is not None and (seen or points(path)[-1].score < kept.best):
             run.load_checkpoint_from_path(str(run.ckpt_dir / "best" / "policy.pt"), is_accelerate_state=False)

@@ -73,7 +73,7 @@ class Recorder(Callback):
         self._before = state["cpu"]
 
     def on_start(self, experiment: Experiment) -> None:
-        done = experiment.updater.grad_steps
+        done = experiment.learner.grad_steps
         earlier = [r for r in rows(self.path) if "score" in r and r["updates"] <= done and experiment.epoch > 0]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         head = self.head | {"budget": self.budget, "goal": self.goal, "machine": machine()}

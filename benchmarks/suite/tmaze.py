@@ -28,15 +28,12 @@ SETTINGS = {
     1000: "--parallel_actors 16 --batch_size 8 --grads_per_epoch 50 --epochs 60 --val_interval 3",
     3000: "--parallel_actors 16 --batch_size 4 --grads_per_epoch 50 --epochs 60 --val_interval 3",
 }
-SHARED = "--configs zoo/tmaze --memory_layers 1 --learning_rate 2e-3"
-_SETTLED = "--learning_rate 1e-3 --parallel_actors 32 --epochs 40"
-MORE = {
-    (1000, "transformer"): f" --configs zoo/tmaze_transformer zoo/tmaze_1000 {_SETTLED} --timesteps_per_epoch 1000",
-    (1000, "gru"): " --long_memory --epochs 120",
-    (3000, "gru"): " --long_memory --epochs 120 --batch_size 8",
-}
-"""Settings of single runs, which win over those before. Other models either remember as long without being told to, or learned nothing within
-3,000 updates."""
+_SMALL = "--configs zoo/tmaze --memory_layers 1 --learning_rate 2e-3"
+_NORMALISED = "--memory_layers 1 --learning_rate 1e-3 --parallel_actors 32 --batch_size 8 --grads_per_epoch 50 --epochs 40 --val_interval 3"
+MORE = {(1000, "gru"): " --long_memory --epochs 120", (3000, "gru"): " --long_memory --epochs 120 --batch_size 8"}
+"""Settings of single runs. Other models either remember as long without being told to, or learned nothing within 3,000 updates."""
+OTHERS = {(1000, "transformer"): f"--configs zoo/tmaze_transformer zoo/tmaze_1000 {_NORMALISED} --timesteps_per_epoch 1000"}
+"""Runs whose settings are others throughout."""
 
 
 SETTLED = "tmaze_transformer"
@@ -75,7 +72,7 @@ def _entries() -> list[Entry]:
         Entry(
             f"{h}_{m}",
             "04_tmaze.py",
-            f"--horizon {h} --traj_encoder {m} {SHARED} {SETTINGS[h]}{MORE.get((h, m), '')}",
+            f"--horizon {h} --traj_encoder {m} {OTHERS.get((h, m), f'{_SMALL} {SETTINGS[h]}{MORE.get((h, m), str())}')}",
             goal=SOLVED,
         )
         for h in HORIZONS

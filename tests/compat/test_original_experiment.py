@@ -146,7 +146,7 @@ def test_zero_switches_intervals_off(tmp_path):
 
     fields = {"val_interval": 0, "ckpt_interval": 0, "force_reset_train_envs_every": 0, "log_interval": 0}
     e = learned(tmp_path, experiment_type=Strict, epochs=2, **fields)
-    assert e.updater.grad_steps == 4
+    assert e.learner.grad_steps == 4
     assert not list((e.run_dir / "ckpts" / "training_states").iterdir())
     e.close()
 
@@ -308,7 +308,7 @@ def test_an_overridden_get_actions_acts_in_rollouts(tmp_path, mode):
     e = learned(tmp_path, traj="gru", agent_type=Stepwise, env_mode=mode, parallel_actors=4, exploration_wrapper_type=None)
     batch = next(iter(e.train_dloader))
     assert (batch.actions.argmax(-1)[batch.transition_mask.squeeze(-1)] == 1).all()
-    assert e.updater.grad_steps == 2
+    assert e.learner.grad_steps == 2
     e.close()
 
 
@@ -409,7 +409,7 @@ def test_hooks_are_overridden_around_super(tmp_path):
     e = learned(tmp_path, experiment_type=Hooked, epochs=2, val_interval=1)
     assert seen == [0, 1]
     assert [r["values"] for r in tiny.rows(e.run_dir, "league")] == [{"Opponents": 3.0}]
-    assert (e.env_steps, e.updater.grad_steps) == (24, 2)
+    assert (e.env_steps, e.learner.grad_steps) == (24, 2)
     assert isinstance(e.optimizer.optimizer, torch.optim.SGD)
     e.close()
 
@@ -488,12 +488,12 @@ def test_a_data_loader_of_torch(tmp_path, returned):
             return loader
 
     e = learned(tmp_path, experiment_type=OwnLoader, epochs=2, train_batches_per_epoch=3, ckpt_interval=1)
-    assert e.updater.grad_steps == 6
+    assert e.learner.grad_steps == 6
     assert e.loaders == 3
     assert isinstance(next(iter(e.train_dloader)), Batch)
     e.close()
     again = learned(tmp_path, experiment_type=OwnLoader, epochs=3, resume="auto")
-    assert again.updater.grad_steps == 8
+    assert again.learner.grad_steps == 8
     again.close()
 
 
@@ -505,7 +505,7 @@ def test_ones_own_iterable_is_trained_on_to_its_end(tmp_path):
                 self.train_dloader = [batches.draw(n) for n in range(5)]
 
     e = learned(tmp_path, experiment_type=Five, train_batches_per_epoch=3)
-    assert e.updater.grad_steps == 5
+    assert e.learner.grad_steps == 5
     e.close()
 
 

@@ -384,6 +384,6 @@ def test_retrace_trains_and_asks_for_its_field(tmp_path):
     config.bind({"Agent.targets": "retrace"})
     check_refused(SettingsError, (naming("Agent", "extra_fields", "behaviour_log_prob"), lambda: tiny.started(tmp_path / "a")))
     e = tiny.learned(tmp_path / "b", extra_fields=["behaviour_log_prob"])
-    assert e.updater.grad_steps == 2
+    assert e.learner.grad_steps == 2
     values = {name: v for row in tiny.rows(e.run_dir, "train") for name, v in row["values"].items()}
     assert 0.0 < values["Trace Coefficient (main gamma)"] < 0.95

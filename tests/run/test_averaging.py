@@ -137,7 +137,7 @@ def test_a_resumed_run_has_the_same_average(tmp_path):
     e = learned(tmp_path, **learns, name="halved", dataset=data(), epochs=4, resume="auto")
     for a, b in zip(straight, both(e)):
         assert not tiny.differing(a, b)
-    assert e.updater.grad_steps == 12
+    assert e.learner.grad_steps == 12
     e.close()
 
 

@@ -80,7 +80,7 @@ def test_twelve_updates_equal_six_and_six_more(tmp_path, fields):
     assert second.epoch == 1
     second.learn()
     assert_same(expected, everything(second))
-    assert whole.updater.grad_steps == 12 // fields.get("batches_per_update", 1)
+    assert whole.learner.grad_steps == 12 // fields.get("batches_per_update", 1)
 
 
 def test_loading_brings_everything_back_also_in_a_process_without_a_seed(tmp_path):
@@ -119,7 +119,7 @@ def test_a_renamed_run_goes_on(tmp_path):
     (tmp_path / "before").rename(tmp_path / "after")
     for resume, epoch in (("auto", 2), (0, 1)):
         e = started(tmp_path, name="after", resume=resume)
-        assert (e.epoch, e.updater.grad_steps) == (epoch, 2 * epoch)
+        assert (e.epoch, e.learner.grad_steps) == (epoch, 2 * epoch)
         e.close()
     assert amago.load_policy(tmp_path / "after")  # without ckpts/latest, from the newest of the states
     learned(tmp_path, name="after", ckpt_interval=1, epochs=3, resume="auto").close()
@@ -248,7 +248,7 @@ def test_weights_alone_leave_the_rest(tmp_path):
     assert tiny.differing(tiny.weights(fresh), tiny.weights(e))
     fresh.load_checkpoint_from_path(str(e.ckpt_dir / "policy_weights" / "policy_epoch_0.pt"), is_accelerate_state=False)
     assert not tiny.differing(tiny.weights(fresh), tiny.weights(e))
-    assert (fresh.epoch, fresh.updater.grad_steps, fresh.env_steps) == (0, 0, 0)
+    assert (fresh.epoch, fresh.learner.grad_steps, fresh.env_steps) == (0, 0, 0)
     state = e.ckpt_dir / "training_states" / "run_epoch_0" / "model.safetensors"
     fresh.load_checkpoint_from_path(str(state), is_accelerate_state=False)
     assert not tiny.differing(tiny.weights(fresh), tiny.weights(e))
@@ -289,7 +289,7 @@ def test_environment_steps_go_on(tmp_path, capsys):
     learned(tmp_path, ckpt_interval=1, epochs=2).close()
     e = learned(tmp_path, ckpt_interval=1, epochs=3, resume="auto", verbose=True)
     assert names(capsys.readouterr().out, "run_epoch_1", "4 gradient steps", "48 environment steps")
-    assert (e.env_steps, e.updater.grad_steps, e.frames_by_env) == (72, 6, {"TMaze": 72})
+    assert (e.env_steps, e.learner.grad_steps, e.frames_by_env) == (72, 6, {"TMaze": 72})
     found = rows(e.run_dir)
     assert [r["env_steps"] for r in found if r["section"] == "rollout"] == [24, 48, 72]
     assert [r["epoch"] for r in found if r["section"] == "rollout"] == [0, 1, 2]
@@ -392,7 +392,7 @@ def test_one_process_collects_and_another_learns(tmp_path, exploration):
     learner = switch_async_mode(experiment(tmp_path, seed=2, **fields), "learn")
     learner.start()
     learner.learn()
-    assert (learner.env_steps, learner.updater.grad_steps) == (24, 2)
+    assert (learner.env_steps, learner.learner.grad_steps) == (24, 2)
     assert len(learner.dataset.store) == 4
 
     collector.epochs = 2

@@ -41,7 +41,7 @@ def test_parts_may_be_named_as_on_the_command_line(tmp_path):
     }  # fmt: skip
     config.bind(tiny.TWO_HOT | {"BilevelEpsilonGreedy.rollout_horizon": 6})
     e = tiny.learned(tmp_path, **names)
-    assert e.updater.grad_steps == 2
+    assert e.learner.grad_steps == 2
     assert type(e.policy).__name__ == "MultiTaskAgent"
     assert type(e.policy.traj_encoder).__name__ == "GRUTrajEncoder"
 
@@ -75,7 +75,7 @@ def test_it_can_be_put_right_and_started(tmp_path):
     e.batch_size = 2
     e.start()
     e.learn()
-    assert e.updater.grad_steps == 2
+    assert e.learner.grad_steps == 2
 
 
 @pytest.mark.parametrize("mode", ["sync", "already_vectorized"])

@@ -30,7 +30,7 @@ def test_a_run_a_training_state_or_a_file(tmp_path, teacher, path):
     source, weights = teacher
     e = started(tmp_path, seed=9, init_from=source.run_dir / path)
     assert not tiny.differing(weights, tiny.weights(e))
-    assert (e.epoch, e.updater.grad_steps, e.env_steps) == (0, 0, 0)
+    assert (e.epoch, e.learner.grad_steps, e.env_steps) == (0, 0, 0)
     e.learn()
     assert tiny.differing(weights, tiny.weights(e))
     assert tiny.rows(e.run_dir, "train")[-1]["values"]["Learning Rate"] == pytest.approx(0.000625), "a warm-up of its own"

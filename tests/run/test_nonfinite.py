@@ -237,7 +237,7 @@ def test_an_update_on_a_poisoned_batch_is_skipped_bit_for_bit(buffer, place, val
         assert place in ("obs", "rl2s")
     else:
         assert metrics["Skipped Updates"] == 1.0
-        assert e.updater.grad_steps == 1
+        assert e.learner.grad_steps == 1
         assert all(p.equal(q) for p, q in zip(e.policy.trainable_params, trained, strict=True))
         now = [p for m in (e.policy.target_critics, e.policy.target_actor) for p in m.parameters()]
         assert all(p.equal(q) for p, q in zip(now, targets, strict=True))
@@ -245,7 +245,7 @@ def test_an_update_on_a_poisoned_batch_is_skipped_bit_for_bit(buffer, place, val
             assert all(state[k].equal(before[k]) for k in before)
     assert all(v.isfinite().all() for v in tiny.weights(e).values() if v.is_floating_point())
     e.train_step(good, log_step=False)
-    assert e.updater.grad_steps == 2 + (metrics["Skipped Updates"] == 0)
+    assert e.learner.grad_steps == 2 + (metrics["Skipped Updates"] == 0)
     e.close()
 
 
@@ -264,7 +264,7 @@ def test_a_store_written_by_hand_stops_the_run_after_so_many_updates(tmp_path):
     with refused(NonFiniteTraining, 20):
         e.learn()
     assert all(p.equal(q) for p, q in zip(e.policy.trainable_params, before, strict=True))
-    assert (e.updater.skipped, e.updater.grad_steps) == (MAX_SKIPPED_IN_A_ROW, 0)
+    assert (e.learner.skipped, e.learner.grad_steps) == (MAX_SKIPPED_IN_A_ROW, 0)
     e.close()
 
 

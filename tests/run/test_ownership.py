@@ -104,7 +104,7 @@ def test_a_buffer_of_another_run_is_refused_unless_it_is_to_be_shared(tmp_path):
     assert contents(tmp_path) == before
     e = learned(tmp_path, name="second", dataset=theirs(tmp_path), share_buffer=True)
     assert len(fifo(tmp_path, "first")) == 2  # a file of each
-    assert e.updater.grad_steps == 2
+    assert e.learner.grad_steps == 2
     e.close()
     assert json.loads((tmp_path / "first" / "buffer" / "owner.json").read_text())["run"] == "first"
     learned(tmp_path, name="second", dataset=theirs(tmp_path), share_buffer=True, overwrite=True).close()
@@ -118,7 +118,7 @@ def test_reading_another_buffer_in_a_mixture_asks_nothing(tmp_path):
     learned(tmp_path, name="first").close()
     data = MixtureOfDatasets([DiskTrajDataset(tmp_path, "first"), DiskTrajDataset(tmp_path, "second")], [1, 1], collect_into=1)
     e = learned(tmp_path, name="second", dataset=data)
-    assert e.updater.grad_steps == 2
+    assert e.learner.grad_steps == 2
     e.close()
     data = MixtureOfDatasets([DiskTrajDataset(tmp_path, "first"), DiskTrajDataset(tmp_path, "x")], [1, 1], collect_into=0)
     with refused(RunExistsError, "'first'", "'third'"):
@@ -132,7 +132,7 @@ def test_a_buffer_that_only_has_protected_data_is_free(tmp_path):
     (buffer / "protected").rmdir() if (buffer / "protected").is_dir() else None
     (buffer / "protected_").rename(buffer / "protected")
     e = learned(tmp_path, name="second", dataset=DiskTrajDataset(tmp_path, "first"))
-    assert e.updater.grad_steps > 0
+    assert e.learner.grad_steps > 0
 
 
 # ---- two processes at once -----------------------------------------------------------------------------------------------

@@ -126,9 +126,9 @@ def test_ranks_read_the_same_published_weights(directory):
 def test_a_run_resumes_with_more_ranks_and_with_fewer(directory, lives):
     assert lives[0]["one-two-one"] == lives[1]["one-two-one"] == [2, 24 + 48, 4]
     e = tiny.started(directory, name="one-two-one", resume="auto", ckpt_interval=1, epochs=3)
-    assert (e.epoch, e.env_steps, e.updater.grad_steps) == (2, 72, 4)
+    assert (e.epoch, e.env_steps, e.learner.grad_steps) == (2, 72, 4)
     e.learn()
-    assert (e.epoch, e.env_steps, e.updater.grad_steps) == (3, 96, 6)
+    assert (e.epoch, e.env_steps, e.learner.grad_steps) == (3, 96, 6)
 
 
 def test_a_resumed_run_of_two_ranks_repeats_what_it_would_have_done(directory):
@@ -177,7 +177,7 @@ def test_a_signal_to_the_launcher_stops_all_ranks(tmp_path):
     finally:
         launched.close()
     e = tiny.started(tmp_path, name="endless", resume="auto", epochs=10**6)
-    assert e.updater.grad_steps == logged(tmp_path / "endless", "train")[-1]["grad_steps"] > 0
+    assert e.learner.grad_steps == logged(tmp_path / "endless", "train")[-1]["grad_steps"] > 0
 
 
 def logged(run, section):
@@ -195,4 +195,4 @@ def test_one_process_never_communicates(tmp_path, monkeypatch):
         monkeypatch.setattr(torch.distributed, name, refused)
     e = tiny.learned(tmp_path, val_interval=1, val_episodes=2, ckpt_interval=1, batches_per_update=2, train_batches_per_epoch=3)
     e.evaluate_test(tiny.tmaze, timesteps=7)
-    assert e.updater.grad_steps == 1
+    assert e.learner.grad_steps == 1

@@ -50,7 +50,7 @@ def test_wherever_it_is_hit(tmp_path, capsys, phase, epoch):
     assert stop.value.code == 143
     assert names(capsys.readouterr().out, f"epoch {epoch}", "resume='auto'", 143)
     e = tiny.learned(tmp_path, resume="auto", **SHORT)
-    assert (e.epoch, e.env_steps, e.updater.grad_steps) == (3, 3 * 4 * EPISODE, 9)
+    assert (e.epoch, e.env_steps, e.learner.grad_steps) == (3, 3 * 4 * EPISODE, 9)
     evaluated = [r["epoch"] for r in rows(e.run_dir, "val")]
     assert sorted(set(evaluated)) == [0, 1, 2], "an evaluation that was interrupted is made up for"
     assert all(r["values"]["Number of Rollouts"] == 2 for r in rows(e.run_dir, "val")), "and half of one is not logged"
@@ -144,4 +144,4 @@ def test_outside_the_main_thread_signals_are_left_alone(tmp_path):
     thread = threading.Thread(target=lambda: done.append(tiny.learned(tmp_path)))
     thread.start()
     thread.join()
-    assert done[0].updater.grad_steps == 2
+    assert done[0].learner.grad_steps == 2

@@ -240,7 +240,7 @@ def look(e):
     for path in states:
         checkpoint.verify(path)
     return {
-        "states": sorted(map(checkpoint.epoch_of, states)), "grad_steps": e.updater.grad_steps, "env_steps": e.env_steps,
+        "states": sorted(map(checkpoint.epoch_of, states)), "grad_steps": e.learner.grad_steps, "env_steps": e.env_steps,
         "temporary": [str(p) for p in e.run_dir.rglob(".*") if p.name.startswith((".tmp-", ".old-"))], "version": e.checkpoints.version,
         "published": load_weight_file(e.checkpoints.latest).version, "trajectories": len(e.dataset.store),
         "newest": checkpoint.newest_complete(e.checkpoints.states).name,
