@@ -317,7 +317,7 @@ class Study:
         for trial in sorted(runs.values(), key=_seed_of):
             groups.setdefault(repr(sorted(trial.params.items())), []).append(trial)
         sign = 1 if self.args.direction == "maximize" else -1
-        found = [(Estimate.of([t.value for t in group]), group) for group in groups.values()]
+        found = [(Estimate.of([t.values[0] for t in group]), group) for group in groups.values()]
         found.sort(key=lambda pair: (len(pair[1]), sign * pair[0].mean), reverse=True)  # few seeds may be lucky ones
         several = max(len(group) for _, group in found) > 1
         heads, rows = ["trial", self.args.metric, *(["95% interval", "seeds"] if several else []), *names], []
