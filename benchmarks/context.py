@@ -45,8 +45,7 @@ class Remembering:
 
     def restart(self) -> None:
         """Reset the cache to ``length`` timesteps."""
-        self.cache.lengths.copy_((self.length - self.apart).clamp(min=0))
-        self.cache.host_lengths[:] = self.cache.lengths.numpy()
+        self.cache.set_lengths((self.length - self.apart).clamp(min=0))
 
     def step(self) -> None:
         with torch.inference_mode():

@@ -50,8 +50,7 @@ def acting_seconds(run: Run, agent: Any, actors: int, remembered: int) -> float:
     obs, rl2s = observations(run, actors), torch.zeros(actors, agent.rl2_space.shape[0])
 
     def act() -> None:
-        memory.lengths.fill_(remembered)
-        memory.host_lengths[:] = remembered
+        memory.set_lengths(torch.full_like(memory.lengths, remembered))
         with torch.inference_mode():
             agent.get_actions(obs, rl2s, memory.lengths[:, None].clone(), memory)
 

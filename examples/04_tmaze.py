@@ -1,9 +1,14 @@
 """T-Maze: remember one bit for the length of a corridor (Ni et al. 2023, arXiv 2307.03864).
 
 python examples/04_tmaze.py --horizon 100 --no_async --run_name tmaze --buffer_dir runs
+
+With --on_device the mazes are tensors on the agent's device, and --parallel_actors may be thousands.
 """
 
 from argparse import ArgumentParser, Namespace
+
+import torch
+from support.device_tmaze import DeviceTMaze
 
 from amago import cli_utils
 from amago.envs import AMAGOEnv
@@ -19,6 +24,7 @@ def add_cli(parser: ArgumentParser) -> None:
         action="store_true",
         help="a GRU forgets over up to --horizon steps from the start (GRUTrajEncoder.longest)",
     )
+    parser.add_argument("--on_device", action="store_true", help="all mazes in one batch of tensors, on a GPU if there is one")
     parser.set_defaults(
         parallel_actors=16, grads_per_epoch=100, epochs=40, memory_size=64, memory_layers=2, timesteps_per_epoch=None, batch_size=16,
         dset_max_size=5_000, learning_rate=3e-4,
@@ -27,6 +33,10 @@ def add_cli(parser: ArgumentParser) -> None:
 
 def make_experiment(args: Namespace) -> Experiment:
     def make_env() -> AMAGOEnv:
+        if args.on_device:
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+            mazes = DeviceTMaze(args.parallel_actors, args.horizon - 1, device)
+            return AMAGOEnv(mazes, env_name=f"tmaze_device_{args.horizon}", batched_envs=args.parallel_actors)
         maze = TMazeActive(args.horizon - 3) if args.active else TMazePassive(args.horizon - 1)
         return AMAGOEnv(maze, env_name=f"tmaze_{'active' if args.active else 'passive'}_{args.horizon}")
 
@@ -47,7 +57,7 @@ def make_experiment(args: Namespace) -> Experiment:
     return cli_utils.create_experiment_from_cli(
         args, make_env, make_env, max_seq_len=args.horizon, val_timesteps_per_epoch=2 * args.horizon + 1, tstep_encoder_type=tstep,
         traj_encoder_type=traj, agent_type=agent, exploration_wrapper_type=explore, group_name=f"tmaze_{args.horizon}",
-        sample_actions=False,
+        sample_actions=False, **({"env_mode": "already_vectorized"} if args.on_device else {}),
     )  # fmt: skip
 
 

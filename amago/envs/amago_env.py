@@ -145,7 +145,9 @@ class AMAGOEnv(gym.Wrapper[Any, Any, Any, Any]):
     def _row_names(self) -> list[str]:
         """The environment's own names of the rows."""
         name = self._env_name if self._env_name is not None else inner_env.own_name(self.env.env)
-        names = [name] * self.batched_envs if isinstance(name, str) else name
+        if isinstance(name, str):
+            return [name.replace("/", "_")] * self.batched_envs
+        names = name
         if not isinstance(names, Sequence) or len(names) != self.batched_envs:
             raise TypeError(f"env_name is {name!r}, but must be a str" + (" or a list of one a row" if self.vectorized else ""))
         return [str(n).replace("/", "_") for n in names]

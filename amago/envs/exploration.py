@@ -48,8 +48,13 @@ class ExplorationWrapper(gym.ActionWrapper[Any, Any, Any]):
 
     __getattr__ = forwarded
 
+    is_independent = False
+    """Whether the noise of a step is `amago.envs.noise.random_part` with `EpsilonGreedy.current_eps`, and depends on no other step."""
+
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        if vars(cls).keys() & {"add_exploration_noise", "action", "on_rollout_start"}:
+            cls.is_independent = bool(vars(cls).get("is_independent"))
         if vars(cls).keys() & {"add_exploration_noise", "action"} and "action_probabilities" not in vars(cls):
             cls.action_probabilities = ExplorationWrapper.action_probabilities  # type: ignore[method-assign]  # other noise
 
@@ -238,6 +243,8 @@ class EpsilonGreedy(ExplorationWrapper):
         ValueError: an eps is outside [0, 1], ``steps_anneal`` is not positive, or a ``repeat`` is below 1.
     """
 
+    is_independent = True
+
     def __init__(
         self,
         amago_env: gym.Env[Any, Any],
@@ -259,6 +266,7 @@ class EpsilonGreedy(ExplorationWrapper):
         self._run_steps: int | None = None  # of each actor
         self.global_multiplier = np.ones(self.batched_envs)
         self._held = None if high == 1.0 else HeldNoise(self.action_spec, self.batched_envs, low, high)
+        self.is_independent = type(self).is_independent and self._held is None
 
     def fit_to_run(self, steps: int, pretrained: bool) -> None:
         self._run_steps = steps
@@ -286,7 +294,10 @@ class EpsilonGreedy(ExplorationWrapper):
         return self.annealed(self.eps_start, self.eps_end)
 
     def current_eps(self, local_step: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Epsilon (B,) of the next action, whose index in its rollout is ``local_step`` (B,), as a new array."""
+        """Epsilon (B,) of the next action, whose index in its rollout is ``local_step`` (B,), as a new array.
+
+        Of actors on a device, ``local_step`` and `global_multiplier` are tensors: an override keeps to operators that both have.
+        """
         return self.global_multiplier * self.schedule(local_step)
 
     def exploration_metrics(self) -> dict[str, float]:
@@ -378,4 +389,4 @@ class BilevelEpsilonGreedy(EpsilonGreedy):
 
     def schedule(self, local_step: NDArray[np.int64]) -> NDArray[np.float64]:
         e0, e1 = self.annealed(*self.eps_of_start), self.annealed(*self.eps_of_end)
-        return e0 + (e1 - e0) * np.minimum(1.0, local_step / self.rollout_horizon)
+        return e0 + (e1 - e0) * (local_step / self.rollout_horizon).clip(max=1.0)

@@ -192,10 +192,10 @@ class RolloutBuffer:
             return
         found: dict[str, Array] = {field: array[row : row + 1] for field, array in self._once.items()}
         for field, ring in self._arrays.items():
-            found[field] = np.ascontiguousarray(ring[start : stop + len(ring) - self.capacity, row])
+            found[field] = ring[start : stop + len(ring) - self.capacity, row]  # the writer copies it
         obs = {k: found.pop(OBS + k) for k, _ in self._obs}
         if last is not None:
-            obs = {k: v.copy() for k, v in obs.items()}  # with one row, the array above is the ring itself
+            obs = {k: v.copy() for k, v in obs.items()}
             for k, v in obs.items():
                 v[-1] = last[k]
         extras = {k[len(EXTRA) :]: found.pop(k) for k in list(found) if k.startswith(EXTRA)}

@@ -81,7 +81,8 @@ class KVCache:
     Attributes:
         keys, values: (N, B, H, S, D).
         lengths: (B,) int64, tokens of each row since its reset.
-        host_lengths: the same numbers in NumPy. The host needs them each step, and reading ``lengths`` would wait for a GPU.
+        host_lengths: the same numbers in NumPy, or more where a GPU decided which rows to reset. The host needs them each step, and
+            reading ``lengths`` would wait for the GPU.
 
     Raises:
         ValueError: ``sinks`` is not in [0, slots).
@@ -103,7 +104,7 @@ class KVCache:
         self.sinks = sinks
         self.keys, self.values = torch.zeros((2, n_layers, batch_size, n_heads, slots, head_dim), device=device, dtype=dtype)
         self.lengths = torch.zeros(batch_size, device=device, dtype=torch.int64)
-        self.host_lengths: NDArray[np.int64] = np.zeros(batch_size, dtype=np.int64)
+        self.host_lengths, self._least = np.zeros((2, batch_size), dtype=np.int64)  # at most, and at least, so many tokens
         self._shown: list[Shown] = []  # copies that may differ from the cache; slices share the list
 
     @property
@@ -121,9 +122,10 @@ class KVCache:
         if self._shown:
             self._take_back()
         self.host_lengths += 1
+        self._least += 1
         self.lengths += 1
         prefix = min(int(self.host_lengths.max()), self.capacity)
-        full = int(self.host_lengths.min()) >= prefix
+        full = int(self._least.min()) >= prefix
         return CacheSlots(self.lengths.clone(), self.capacity, prefix, full, self.sinks)
 
     def write(self, layer: int, k: Tensor, v: Tensor, slots: CacheSlots) -> tuple[Tensor, Tensor]:
@@ -136,9 +138,14 @@ class KVCache:
         return (keys.clone(), values.clone()) if torch.is_grad_enabled() else (keys, values)
 
     def reset(self, dones: NDArray[np.bool_] | Tensor) -> None:
-        """Empty the rows where ``dones`` (B,) is True, or the rows in a list of integers. Other rows are not touched."""
+        """Empty the rows where ``dones`` (B,) is True, or the rows in a list of integers. Other rows are not touched. The host does not
+        wait for a tensor on a GPU."""
         if self._shown:
             self._take_back()
+        if isinstance(dones, Tensor) and dones.is_cuda and dones.dtype == torch.bool and dones.shape == self.lengths.shape:
+            self._least[:] = 0
+            self.lengths.masked_fill_(dones, 0)
+            return
         host = dones.detach().cpu().numpy() if isinstance(dones, Tensor) else np.asarray(dones)
         if np.issubdtype(host.dtype, np.integer):
             host = np.isin(np.arange(self.batch_size), host)
@@ -147,8 +154,10 @@ class KVCache:
         host = host.astype(bool)
         if not host.any():
             return
-        self.host_lengths[host] = 0
-        self.lengths.masked_fill_(torch.from_numpy(host).to(self.lengths.device), 0)
+        self.host_lengths[host] = self._least[host] = 0
+        rows = torch.from_numpy(host)
+        rows = rows.pin_memory() if self.lengths.is_cuda else rows
+        self.lengths.masked_fill_(rows.to(self.lengths.device, non_blocking=True), 0)
 
     def slice(self, start: int, stop: int) -> KVCache:
         """Rows ``start`` to ``stop`` - 1 as a cache that shares this one's storage."""
@@ -158,6 +167,7 @@ class KVCache:
         view.sinks, view._shown = self.sinks, self._shown
         view.keys, view.values = self.keys[:, start:stop], self.values[:, start:stop]
         view.lengths, view.host_lengths = self.lengths[start:stop], self.host_lengths[start:stop]
+        view._least = self._least[start:stop]
         return view
 
     def tensors(self) -> dict[str, Tensor]:
@@ -171,7 +181,7 @@ class KVCache:
     def set_lengths(self, lengths: Tensor) -> None:
         """Let row i hold ``lengths[i]`` tokens, at most S, token n in slot n."""
         self.lengths.copy_(lengths)
-        self.host_lengths[:] = lengths.cpu().numpy()
+        self.host_lengths[:] = self._least[:] = lengths.cpu().numpy()
 
     def shown(self) -> Shown:
         """A copy in the layout of the original system; changes of the copy are copied back at the next use of the cache."""

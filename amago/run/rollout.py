@@ -102,6 +102,7 @@ class Rollout:
         self._in_flight: set[int] = set()  # groups whose environments step
         self._ended = np.zeros(pool.num_actors, dtype=np.int64)  # rollouts of each actor that have ended in this run
         self._quotas: Array | None = None  # of each actor; those that have reached theirs are idle
+        self._counts = False  # whether rollouts that end are counted
         self._pinned: dict[tuple[int, int, str], Tensor] = {}
 
     @property
@@ -228,7 +229,7 @@ class Rollout:
         """
         was_training, taken = agent.training, 0
         agent.eval()
-        self._ended[:] = 0
+        self._ended[:], self._counts = 0, quotas is not None
         self.timing.begin_run()
         if quotas is not None and self.equal_shares and self.pool.can_idle:
             self._quotas, self.pool.idle[:] = quotas, quotas <= 0
@@ -270,8 +271,11 @@ class Rollout:
                 self._in_flight.discard(g)  # first: a step that fails is not waited for again
                 pool.wait(g)
                 rows = pool.groups[g]
+                if not self._counts:
+                    continue
                 if self._quotas is None:
-                    self._ended[rows] += pool.resets[rows]
+                    resets: Any = pool.resets[rows]
+                    self._ended[rows] += resets.cpu().numpy() if isinstance(resets, Tensor) else resets
                 else:
                     self._ended[rows] += pool.resets[rows] & ~pool.idle[rows]
                     pool.idle[rows] = self._ended[rows] >= self._quotas[rows]
@@ -316,17 +320,20 @@ class Rollout:
         parts = {i: agent.slice_hidden_state(memory, g.start, g.stop) for i, g in enumerate(self.pool.groups)}
         self.memory = ({} if self.repeatable else {None: memory}) | parts
 
-    def _act(self, agent: BaseAgent, rows: slice, memory: object, sample: bool) -> tuple[Array, Any]:
-        """Actions (in stored form) of some actors, and their next memory."""
+    def _act(self, agent: BaseAgent, rows: slice, memory: object, sample: bool) -> tuple[Any, Any]:
+        """Actions (in stored form, on a device if the actors are there) of some actors, and their next memory."""
         pool = self.pool
-        resets = pool.resets[rows]
-        if resets.any():
+        resets: Any = pool.resets[rows]
+        on_device = isinstance(resets, Tensor)
+        if on_device:
+            resets = resets.to(self.device)
+        if (on_device and resets.device.type != "cpu") or resets.any():  # a GPU is not asked: the host would wait for it
             memory = agent.reset_hidden_state(memory, resets)
         obs = {key: self._on_device(rows, f"obs/{key}", array) for key, array in pool.obs.items()}
         rl2s, time_idxs = self._on_device(rows, "rl2s", pool.rl2s), self._on_device(rows, "time_idxs", pool.time_idxs)
         if not pool.extras:
             actions, memory = agent.get_actions(obs, rl2s, time_idxs, memory, sample)
-            return actions.cpu().numpy(), memory
+            return actions if on_device else actions.cpu().numpy(), memory
         actions, extras, memory = agent.get_actions_and_extras(obs, rl2s, time_idxs, memory, tuple(pool.extras), sample)
         for name, array in pool.extras.items():
             value = extras[name].cpu().numpy()
@@ -339,6 +346,8 @@ class Rollout:
 
     def _on_device(self, rows: slice, name: str, array: Array) -> Tensor:
         """Rows of one of the pool's arrays; on a GPU through pinned memory, so that no copy waits."""
+        if isinstance(array, Tensor):
+            return array[rows].to(self.device)
         given = torch.from_numpy(array[rows])
         if self.device.type != "cuda":
             return given

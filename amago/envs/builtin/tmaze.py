@@ -186,4 +186,4 @@ class TMazeExploration(EpsilonGreedy):
         """Epsilon (B,) of actors whose next action has the index ``local_step`` (B,) in its episode."""
         usual = super().current_eps(local_step)
         corridor = (local_step > 0) & (local_step < self.horizon - 3)
-        return np.where(corridor, 0.5 / self.horizon, usual)
+        return corridor * (0.5 / self.horizon) + ~corridor * usual

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from amago.envs.builtin import _common as common
 from amago.envs.builtin._common import require
-from amago.envs.builtin.gymnax_envs import JaxVectorEnv, RowReset, RowStep, use_after
+from amago.envs.builtin.jax_envs import JaxRows, RowReset, RowStep, use_after
 from amago.envs.statistics import AMAGO_ENV_LOG_PREFIX
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ _TILES, _COLOURS, _ACTIONS = 13, 12, 6
 
 
 @gin.configurable(module="amago.envs.builtin")
-class XLandMiniGrid(JaxVectorEnv):
+class XLandMiniGrid(JaxRows):
     """``num_envs`` worlds (rows), for ``AMAGOEnv(..., batched_envs=num_envs)``; a rollout is k attempts (shots) at one task.
 
     Each rollout draws a task of `Rulesets`: a goal, and rules by which objects turn into others, both hidden. Each shot places
@@ -218,6 +218,7 @@ class XLandMiniGrid(JaxVectorEnv):
         shot_length: maximum steps per shot; None means XLand-MiniGrid's, three times the number of cells.
         num_rulesets, ruleset_seed: number of tasks to generate, and the seed of their generation.
         device: "cpu", "gpu" or "tpu"; None leaves the choice to JAX.
+        arrays: "numpy", or "jax": actors stay on JAX's device (`amago.envs.builtin.jax_envs.JaxRows`).
 
     Attributes:
         tasks: the `Rulesets` of this environment.
@@ -234,6 +235,7 @@ class XLandMiniGrid(JaxVectorEnv):
         num_rulesets: int = 1000,
         ruleset_seed: int = 0,
         device: str | None = None,
+        arrays: str = "numpy",
     ) -> None:
         xminigrid = require("xminigrid", "xland")
         common.check_int("num_envs", num_envs, 1)
@@ -259,7 +261,7 @@ class XLandMiniGrid(JaxVectorEnv):
         action_space: gym.Space[Any] = gym.spaces.Discrete(_ACTIONS)
         row_functions = _row_functions(grid, self.shot_length, k)
         tables = (self.tasks.goals, self.tasks.rules, self.tasks.init_tiles)
-        super().__init__(num_envs, gym.spaces.Dict(spaces), action_space, *row_functions, "xland", device, tables)
+        super().__init__(num_envs, gym.spaces.Dict(spaces), action_space, *row_functions, "xland", device, tables, arrays)
 
 
 @lru_cache(maxsize=8)

@@ -1,9 +1,10 @@
-"""The actor pool: N environments that step side by side, in this process or in worker processes (numpy only, never torch).
+"""The actor pool: N environments that step side by side, in this process or in worker processes (numpy only, never torch, `device` apart).
 
 | module | content |
 | --- | --- |
 | `base` | `ActorPool`, the interface of every pool; a pool as a vector environment |
 | `sync` | the actors of one process; a pool of actors in this process |
+| `device` | actors of an environment in PyTorch or JAX, which stay on its device |
 | `subprocess` | actors in worker processes, from the learner's side |
 | `worker` | the worker's side, and the messages between both |
 | `memory` | the arrays that actors and policy share |
@@ -21,7 +22,7 @@ from amago.envs.exploration import ExplorationWrapper
 from amago.envs.pool.base import ActorPlan, ActorPool, EnvMaker, PoolEnv
 from amago.envs.pool.faults import ActorError, EnvironmentMistake
 from amago.envs.pool.subprocess import AsyncPool
-from amago.envs.pool.sync import InProcessPool
+from amago.envs.pool.sync import InProcessPool, env_of
 
 __all__ = ["ENV_MODES", "ActorError", "ActorPool", "EnvironmentMistake", "InProcessPool", "PoolEnv", "make_pool"]
 
@@ -50,7 +51,8 @@ def make_pool(
         make_envs: one function an actor, each returning an `AMAGOEnv`; a single function is used for all of them. With
             "already_vectorized" it is one function, whose environment has ``batched_envs == parallel_actors``.
         env_mode: "async" (in worker processes), "sync" (in this process), "already_vectorized" (one environment with a batch),
-            or "auto", which is "async".
+            or "auto", which is "async". Actors whose vectorised environment has ``metadata["arrays"]`` "torch" or "jax" stay on its
+            device (`amago.envs.pool.device`).
         parallel_actors: N; default: the number of functions (or of the vectorised environment's rows).
         workers: processes of "async"; default: the usable cores, at most N. An explicit 1 steps all actors as one group, and
             gives the same results as "sync", bit for bit.
@@ -95,6 +97,13 @@ def make_pool(
         entropy=root.entropy,
         spawn_key=tuple(root.spawn_key),
     )
+    if env_mode == "already_vectorized":
+        first = [makers[0]()]
+        plan.make_envs[0] = lambda: first.pop() if first else makers[0]()
+        if env_of(first[0], makers[0]).env.metadata.get("arrays", "numpy") != "numpy":
+            from amago.envs.pool.device import DevicePool
+
+            return DevicePool(plan, max_env_restarts)
     if env_mode not in ("async", "auto"):
         return InProcessPool(plan, max_env_restarts)
     return AsyncPool(plan, workers, step_timeout, start_timeout, max_env_restarts, mp_context)

@@ -353,7 +353,8 @@ class PoolEnv:
         return self._observations(), rewards, terminated, truncated, infos
 
     def _observations(self) -> dict[str, Array]:
-        return {key: array.copy() for key, array in self.pool.obs.items()}
+        on_device = [array for array in self.pool.obs.values() if hasattr(array, "cpu")]
+        return {k: np.array(array.cpu() if on_device else array) for k, array in self.pool.obs.items()}  # type: ignore[attr-defined]
 
     def call_async(self, name: str, *args: object, **kwargs: object) -> None:
         self.pool.call_async(name, *args, **kwargs)

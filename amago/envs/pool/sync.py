@@ -97,12 +97,19 @@ class Actor:
             extras[BEHAVIOUR_LOG_PROB] = given[:, 0] if self.exploration is None else self.exploration.record_behaviour(given)
         self.recorder.attach_extras(extras)
 
+    def next_seed(self) -> int | None:
+        """The seed of the first reset; None afterwards."""
+        seed = None if self._seeded else int(self._reset_seed.generate_state(1, np.uint64)[0] % _SEED_LIMIT)
+        self._seeded = True
+        return seed
+
+    def settle(self) -> None:
+        """Record what is not recorded yet: nothing, unless actors are on a device."""
+
     def reset(self) -> None:
         """Begin a new rollout; the first call seeds the environment."""
-        seed = None if self._seeded else int(self._reset_seed.generate_state(1, np.uint64)[0] % _SEED_LIMIT)
-        ts, info = self.env.reset(seed=seed)
+        ts, info = self.env.reset(seed=self.next_seed())
         self.recorder.opened(ts, info)
-        self._seeded = True
         for key, array in self._obs:
             array[...] = ts.obs[key]
         self._rl2s[...], self._time[...], self._resets[...] = 0.0, 0, True
@@ -232,15 +239,21 @@ class ActorSet:
         spaces: of every environment.
     """
 
-    def __init__(self, plan: ActorPlan, on_fault: Callable[[Fault], None], check: Callable[[object], object] | None = None):
-        self.plan, self._on_fault, self.check = plan, on_fault, check
+    def __init__(
+        self,
+        plan: ActorPlan,
+        on_fault: Callable[[Fault], None],
+        check: Callable[[object], object] | None = None,
+        actor_type: type[Actor] = Actor,
+    ):
+        self.plan, self._on_fault, self.check, self._actor_type = plan, on_fault, check, actor_type
         self._writer: TrajectoryWriter | None = None  # shared by all actors, opened for the first
         self._actors: dict[int, Actor] = {}
         self._replaced = PhaseStatistics()  # of actors that were replaced since the last `drain`
         self._buffers: Buffers | None = None
         try:
             for number in plan.make_envs:
-                self._actors[number] = actor = Actor(self, number, plan.generation)
+                self._actors[number] = actor = actor_type(self, number, plan.generation)
                 if actor.exploration is not None:
                     actor.exploration.global_step = plan.steps.get(number, 0)
             first, *others = self._actors.values()
@@ -311,6 +324,8 @@ class ActorSet:
         """
         if isinstance(error, RecordingError):  # not the environment's fault
             raise error
+        with contextlib.suppress(*_ENV_FAULTS):
+            broken.settle()
         state, generation, pause = broken.state_dict(), broken.generation, MIN_RETRY_PAUSE
         if self._buffers is not None and broken.lasted >= PROVEN_STEPS:  # before the reset of the new one hides it
             self._buffers.any_ended[self.plan.worker] = True
@@ -323,7 +338,7 @@ class ActorSet:
             self._on_fault(fault)
             generation += 1
             try:
-                actor = Actor(self, broken.number, generation)
+                actor = self._actor_type(self, broken.number, generation)
                 actor.load_state_dict(state)
                 if self._buffers is not None:
                     actor.attach(self._buffers)
@@ -339,6 +354,14 @@ class ActorSet:
         if actor.spaces != self.spaces:
             raise ActorError(f"{who} was replaced, but its new environment has other spaces: {actor.spaces}, not {self.spaces}")
         self._actors[actor.number] = actor
+
+    def settle(self) -> None:
+        """Record what actors have not recorded yet."""
+        for actor in list(self._actors.values()):
+            try:
+                actor.settle()
+            except _ENV_FAULTS as err:
+                self._replace(actor, err)
 
     def drain(self) -> PhaseStatistics:
         """Statistics since the last call; restarts are not counted here."""
@@ -377,6 +400,9 @@ class ActorSet:
 
     def close(self) -> None:
         """Commit finished trajectories and close every environment, whose errors are ignored."""
+        for actor in self._actors.values():
+            with contextlib.suppress(ValueError):  # a number that is not finite
+                actor.settle()
         writer, self._writer = self._writer, None
         try:
             if writer is not None:
@@ -392,17 +418,21 @@ class InProcessPool(ActorPool):
     """All actors in this process, as one group whose steps are taken in `send`; or one environment that is vectorised already."""
 
     shares_process = True
+    actor_type: type[Actor] = Actor
 
     def __init__(self, plan: ActorPlan, max_env_restarts: int):
         budget = RestartBudget(max_env_restarts)
-        actors = self._actors = ActorSet(plan, budget.record)
+        actors = self._actors = ActorSet(plan, budget.record, actor_type=self.actor_type)
         num_actors = len(plan.make_envs) * (plan.batch or 1)
         super().__init__(num_actors, actors.spaces, [slice(0, num_actors)], budget)
         self.can_idle = plan.batch == 1
         self._finalizer = weakref.finalize(self, actors.close)
-        self._use_buffers(Buffers(layout_of(num_actors, self.observation_space, self.action_spec, 1, plan.extra_fields)))
+        self._use_buffers(self._make_buffers(plan))
         actors.attach(self._buffers)
         self.resets[:] = True
+
+    def _make_buffers(self, plan: ActorPlan) -> Buffers:
+        return Buffers(layout_of(self.num_actors, self.observation_space, self.action_spec, 1, plan.extra_fields))
 
     def _begin(self, group: int) -> None:
         self._actors.step(group)
