@@ -251,12 +251,16 @@ def _functions(env: Any, params: Any, suite: str) -> tuple[Reset, StepOfRow, gym
         n = int(env.action_space.maximum) + 1 if suite == "navix" else int(env.num_actions(params))
         return (lambda key: ((new := reset(key)).observation, new)), step, gym.spaces.Discrete(n)
 
-    def step(key: Any, state: Any, action: Any) -> tuple[Any, ...]:
+    def step_physics(key: Any, state: Any, action: Any) -> tuple[Any, ...]:
         new = env.step(state, action)
         done, cut = new.done.astype(bool), new.info.get("truncation", new.done * 0).astype(bool)
         return new.obs, new, new.reward, done & ~cut, done & cut
 
-    return (lambda key: ((new := env.reset(key)).obs, new)), step, gym.spaces.Box(-1.0, 1.0, (env.action_size,), np.float32)
+    return (
+        (lambda key: ((new := env.reset(key)).obs, new)),
+        step_physics,
+        gym.spaces.Box(-1.0, 1.0, (env.action_size,), np.float32),
+    )
 
 
 def space_of(name: str, returned: object) -> gym.Space[Any]:

@@ -145,11 +145,19 @@ class Block:
         self._copy[: self.t].copy_(self._memory[: self.t], non_blocking=True)
         done = torch.cuda.Event()
         done.record()
-        return lambda: (done.synchronize(), steps)[1]
+
+        def arrived() -> list[dict[str, Array]]:
+            done.synchronize()
+            return steps
+
+        return arrived
 
 
 class DeviceActor(Actor):
     """An environment on a device, with exploration, and with a recorder that is some steps behind."""
+
+    _buffers: Any  # DeviceBuffers, whose arrays are tensors
+    _time: Any
 
     def __init__(self, owner: ActorSet, number: int, generation: int):
         super().__init__(owner, number, generation)
@@ -403,7 +411,8 @@ class DevicePool(InProcessPool):
         return DeviceBuffers(layout, device_of(innermost(self.envs[0].env, "").env.env))
 
     def send(self, group: int | None, actions: Any) -> None:
-        super().send(group, actions if isinstance(actions, Tensor) else torch.from_numpy(np.asarray(actions)))
+        tensor: Any = actions if isinstance(actions, Tensor) else torch.from_numpy(np.asarray(actions))
+        super().send(group, tensor)
 
     def _ask(self, method: str, *args: object) -> list[Any]:
         self._actors.settle()
