@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import gymnasium as gym
@@ -68,6 +68,7 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
     policy_extras = ("log_prob", BEHAVIOUR_LOG_PROB)
 
     gammas: Tensor
+    fbc_filter_func: Callable[[Tensor], Tensor]
     popart: PopArtLayer
     maximized_critics: nn.Module
     pass_obs_keys_to_actor: list[str]
