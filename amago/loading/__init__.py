@@ -13,6 +13,7 @@ from amago.loading.loader import SequenceLoader
 from amago.loading.mixture import MixtureOfDatasets
 from amago.loading.offline import OfflineDataset
 from amago.loading.offline.arrays import ArrayDataset, D4RLDataset
+from amago.loading.offline.history import HistoryDataset
 from amago.loading.offline.minari import MinariDataset
 from amago.loading.offline.original import OriginalDataset
 from amago.loading.offline.parquet import ParquetDataset
@@ -27,6 +28,7 @@ __all__ = [
     "DiskTrajDataset",
     "DoNothingDataset",
     "GoalSequenceRelabeler",
+    "HistoryDataset",
     "LastRewardShaping",
     "MinariDataset",
     "MixtureOfDatasets",

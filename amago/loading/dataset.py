@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import os
 import sys
 import threading
 from abc import ABC, abstractmethod
@@ -22,6 +21,7 @@ from amago.data.extras import ExtraField, check_extra_fields
 from amago.data.trajectory import FrozenTraj, StoredTraj
 from amago.relabeling import NoOpRelabeler, Relabeler, with_extras_of
 from amago.spaces import ActionSpec, space_differences
+from amago.store import system
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ def _after_fork_in_child() -> None:
     _one_at_a_time = threading.RLock()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+system.after_fork_in_child(_after_fork_in_child)
 
 
 def _takes(method: Callable[..., Any], *args: object, **kwargs: object) -> bool:

@@ -22,8 +22,10 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
 
+from amago.store import system
+
 T = TypeVar("T")
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = system.signals("SIGINT", "SIGTERM", "SIGUSR1")
 TIMEOUT = timedelta(hours=1)
 """Longest wait of a rank for the others in one call. Their times of collection may differ by so much."""
 _BETWEEN_LOOKS = 0.25  # seconds

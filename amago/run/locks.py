@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import gc
 import json
 import logging
@@ -14,6 +13,8 @@ import weakref
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+
+from amago.store import system
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class RunLock:
     def acquire(self) -> None:
         """Take the lock, or raise a `HeldError`: "being written by pid N on HOST since TIME"."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | system.O_CLOEXEC, 0o644)
         self._close = weakref.finalize(self, os.close, self._fd)
         try:
             if not self._take():
@@ -47,14 +48,14 @@ class RunLock:
             self._held.add(self)
             os.ftruncate(self._fd, 0)
             since = datetime.now().astimezone().isoformat(timespec="seconds")
-            os.pwrite(self._fd, json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}).encode(), 0)
+            system.pwrite(self._fd, json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}).encode(), 0)
         except BaseException:
             self.release()
             raise
 
     def _take(self) -> bool:
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            system.lock(self._fd, wait=False)
         except OSError as err:
             if err.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 return False
@@ -74,7 +75,7 @@ def _release_in_child() -> None:
         lock.release()
 
 
-os.register_at_fork(after_in_child=_release_in_child)
+system.after_fork_in_child(_release_in_child)
 
 
 def _holder(path: Path) -> str:
@@ -91,10 +92,14 @@ def _holder(path: Path) -> str:
 @contextlib.contextmanager
 def exclusive(directory: Path) -> Iterator[None]:
     """Only one process at a time is in this block; others wait. Without effect where a disk does not support locks."""
-    fd = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fd = os.open(directory, os.O_RDONLY | system.O_CLOEXEC)
+    except PermissionError:  # Windows opens no directories
+        yield
+        return
     try:
         with contextlib.suppress(OSError):
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            system.lock(fd, wait=True)
         yield
     finally:
         os.close(fd)

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from amago.store import system
+
 logger = logging.getLogger(__name__)
 
 TEMPORARY = ".tmp-"
@@ -107,7 +109,9 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
 
 def sync(path: Path) -> None:
     """Make the content of a file, or the names in a directory, durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    if os.name == "nt" and path.is_dir():
+        return  # Windows opens no directories
+    fd = os.open(path, (os.O_RDWR if os.name == "nt" else os.O_RDONLY) | system.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:
@@ -155,7 +159,7 @@ def commit(directory: Path, buffers: Sequence[Any], names: Iterator[str]) -> str
     for attempt in itertools.count(1):
         try:
             with temporary_file(directory) as source:
-                fd = os.open(source, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+                fd = os.open(source, os.O_WRONLY | system.O_BINARY | os.O_CREAT | os.O_EXCL | system.O_CLOEXEC, 0o644)
                 try:
                     for buffer in buffers:
                         write_all(fd, buffer)
@@ -211,7 +215,7 @@ def open_regular(path: str | Path) -> tuple[int, os.stat_result]:
         FileNotFoundError: there is no such file.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | system.O_BINARY | system.O_NOFOLLOW | system.O_NONBLOCK | system.O_CLOEXEC)
     except OSError as err:
         if err.errno == errno.ELOOP:
             raise BadFileError("a symbolic link; links are not followed") from err
@@ -231,9 +235,9 @@ def read_exactly(fd: int, count: int, offset: int) -> bytes:
     Raises:
         BadFileError: the file ends before.
     """
-    data = os.pread(fd, count, offset)
+    data = system.pread(fd, count, offset)
     while len(data) < count:
-        more = os.pread(fd, count - len(data), offset + len(data))
+        more = system.pread(fd, count - len(data), offset + len(data))
         if not more:
             raise BadFileError(f"the file ends at byte {offset + len(data)}, {count - len(data)} bytes early")
         data += more

@@ -43,6 +43,7 @@ import numpy as np
 from amago.data.trajectory import OBS_KEY, StoredTraj
 from amago.spaces import ActionSpec, key_problem
 from amago.store import schema as sc
+from amago.store import system
 from amago.store.files import BadFileError, read_exactly
 
 SEGMENT_NAME = re.compile(r"(?P<writer>[A-Za-z0-9_-]+)-(?P<sequence>[0-9]{12})-n(?P<n>[0-9]{1,7})\.safetensors")
@@ -264,7 +265,7 @@ def archive_members(fd: int) -> dict[str, Member]:
             name, packed = info.filename.removesuffix(".npy"), info.compress_type == zipfile.ZIP_DEFLATED
             if not packed and info.compress_type != zipfile.ZIP_STORED:
                 raise BadFileError(f"{name!r:.100} is packed by a method other than deflate")
-            head = os.pread(fd, _HEAD_BYTES, info.header_offset)  # `ZipFile.open` takes several times as long
+            head = system.pread(fd, _HEAD_BYTES, info.header_offset)  # `ZipFile.open` takes several times as long
             begin = 30 + sum(struct.unpack_from("<2H", head, 26))
             head = zlib.decompressobj(-zlib.MAX_WBITS).decompress(head[begin:], _HEAD_BYTES) if packed else head[begin:]
             head = head[: 10 + struct.unpack_from("<H", head, 8)[0]]

@@ -17,7 +17,7 @@ import gymnasium as gym
 import numpy as np
 
 from amago.data.trajectory import SEQUENCE_ROWS
-from amago.store import formats
+from amago.store import formats, system
 from amago.store import schema as sc
 from amago.store.files import BadFileError, EvictedError, open_regular, replace_file, write_all
 
@@ -255,10 +255,14 @@ class Record:
             logger.warning("the order of the files in %s could not be recorded: %s", self._root, err)
 
     def _append(self, entries: list[Entry]) -> None:
-        fd = os.open(self._root / JOURNAL, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        fd = os.open(
+            self._root / JOURNAL,
+            os.O_RDWR | system.O_BINARY | os.O_CREAT | os.O_APPEND | system.O_NOFOLLOW | system.O_CLOEXEC,
+            0o644,
+        )
         try:
             end, data = os.lseek(fd, 0, os.SEEK_END), _lines(entries)
-            if end and os.pread(fd, 1, end - 1) != b"\n":
+            if end and system.pread(fd, 1, end - 1) != b"\n":
                 data = b"\n" + data  # keeps a line that a crash has cut short apart from the next
             write_all(fd, data)
             os.fsync(fd)

@@ -18,7 +18,7 @@ import numpy as np
 from amago.data.extras import ExtraField
 from amago.data.trajectory import StoredTraj
 from amago.spaces import ActionSpec
-from amago.store import formats
+from amago.store import formats, system
 from amago.store import index as ix
 from amago.store.files import TEMPORARY, BadFileError, EvictedError, PickleRefusedError, is_stale
 from amago.store.index import Entry, Record, Stamps
@@ -37,7 +37,7 @@ def _after_fork_in_child() -> None:
         store._lock = threading.RLock()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+system.after_fork_in_child(_after_fork_in_child)
 
 
 @dataclass

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import functools
 import os
-import resource
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -19,15 +18,17 @@ from amago.data.trajectory import StoredTraj
 from amago.spaces import ActionSpec
 from amago.store import index as ix
 from amago.store import schema as sc
+from amago.store import system
 from amago.store.files import BadFileError, DamagedError, EvictedError, open_regular
 from amago.store.formats import read_original
 from amago.store.index import Entry
 
 _NONE = np.zeros(0, np.int64)
-_preadv: Callable[[int, Any, int], int] = os.preadv
+_preadv = system.preadv
 _fstat = os.fstat
 _ATTEMPTS = 3
-_UNREADABLE = {errno.EIO, errno.ESTALE, errno.ENODATA, errno.EBADMSG, errno.EUCLEAN, errno.EREMOTEIO}
+_ERRORS = ("EIO", "ESTALE", "ENODATA", "EBADMSG", "EUCLEAN", "EREMOTEIO")
+_UNREADABLE = {getattr(errno, name) for name in _ERRORS if hasattr(errno, name)}
 
 
 Slots = tuple[sc.Slot, ...]
@@ -51,8 +52,7 @@ class OpenFiles:
     read with ``pread``, which has no shared position, so that threads and forked processes may share one."""
 
     def __init__(self) -> None:
-        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        limit = 512 if soft == resource.RLIM_INFINITY else max(8, min(512, soft // 4))
+        limit = int(max(8, min(512, system.most_open_files() // 4)))
         self.get = functools.lru_cache(limit)(self._open)
         self.clear: Callable[[], None] = self.get.cache_clear  # closes all files that are not in use
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -117,14 +116,14 @@ def shared_block(size: int) -> int:
     if available is not None and size > available:
         reason = f"only {available / 2**20:.1f} MiB are left on this machine or to this container"
         raise _too_little(size, "shared memory", reason)
-    if sys.platform == "linux":
+    if hasattr(os, "memfd_create"):
         fd = os.memfd_create("amago-actors", os.MFD_CLOEXEC)
     else:
         with tempfile.TemporaryFile() as file:
             fd = os.dup(file.fileno())
     try:
         os.ftruncate(fd, size)
-        if sys.platform == "linux":
+        if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(fd, 0, size)
     except (OSError, OverflowError) as err:
         os.close(fd)

@@ -15,7 +15,6 @@ import select
 import signal
 import socket
 import struct
-import sys
 import time
 from collections import deque
 from dataclasses import replace
@@ -30,6 +29,7 @@ from amago.envs.pool import worker as protocol
 from amago.envs.pool.base import ActorPlan, ActorPool, Spaces
 from amago.envs.pool.faults import MAX_RETRY_PAUSE, MIN_RETRY_PAUSE, ActorError, EnvironmentMistake, Fault, RestartBudget
 from amago.envs.pool.memory import Buffers, Layout, layout_of, shared_memory_for
+from amago.store import system
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ _QUIT_SECONDS = 6.0  # for all workers to commit their trajectories and end
 _QUIT_MESSAGE_SECONDS = 0.5
 _MESSAGE_SECONDS = 5.0  # longest pause in the middle of a message
 _private_fds: set[int] = set()  # descriptors of all pools of this process: a fork copies them, and must close its copies
-os.register_at_fork(after_in_child=_private_fds.clear)
+system.after_fork_in_child(_private_fds.clear)
 
 
 class WorkerLost(Exception):
@@ -219,7 +219,7 @@ class WorkerHandle:
 
 def _open_pidfd(pid: int | None) -> int:
     """A descriptor of the process, valid even if its id is reused; -1 where the system has none."""
-    if sys.platform != "linux" or pid is None:
+    if not hasattr(os, "pidfd_open") or pid is None:
         return -1
     try:
         fd = os.pidfd_open(pid)
@@ -454,7 +454,7 @@ class AsyncPool(ActorPool):
 
 def usable_cores() -> int:
     """Processor cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _context(name: str | None) -> BaseContext:

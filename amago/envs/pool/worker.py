@@ -50,6 +50,7 @@ from amago.envs.pool.faults import EnvironmentMistake, Fault
 from amago.envs.pool.memory import Buffers
 from amago.envs.pool.sync import ActorSet
 from amago.envs.recorder import RecordingError
+from amago.store import system
 
 READY, ATTACHED = b"R", b"B"
 STEP_GROUP = tuple(b"%d" % group for group in range(10))
@@ -76,7 +77,7 @@ def _new_lock() -> None:
     _starting = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_new_lock)
+system.after_fork_in_child(_new_lock)
 
 
 class _QuitRequested(BaseException):
@@ -189,7 +190,7 @@ def worker_main(conn: Connection, payload: Payload | ActorPlan, inherited_fds: t
         inherited_fds: descriptors that a fork has copied and that must be closed here.
     """
     # A signal that stops a run is sent to its whole process group; the learner handles it, then sends `QUIT` to its workers.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in system.signals("SIGINT", "SIGTERM", "SIGUSR1"):
         signal.signal(number, signal.SIG_IGN)
     for fd in inherited_fds:
         with contextlib.suppress(OSError):

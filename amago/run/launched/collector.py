@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from amago.envs.pool.subprocess import usable_cores
 from amago.loading import DiskTrajDataset
 from amago.run.evaluate import outcomes
 from amago.run.group import Stopped
@@ -93,7 +94,7 @@ class Collector(Launched):
         settings.log_to = ()
         self._interval = settings.val_interval = None if part.index else settings.val_interval
         if settings.env_workers is None:
-            settings.env_workers = max(1, len(os.sched_getaffinity(0)) // part.collectors)
+            settings.env_workers = max(1, usable_cores() // part.collectors)
 
     def begin(self, experiment: LaunchedRun) -> None:
         self.begun = True
