@@ -120,7 +120,7 @@ class RNNTrajEncoder(LayeredState, TrajEncoder):
             not pass through the gates (Ni et al. 2022, arXiv 2110.05038, give it to actor and critics).
     """
 
-    layer: ClassVar[type[nn.RNNBase]]
+    layer: ClassVar[type[nn.GRU | nn.LSTM]]
 
     def __init__(
         self,

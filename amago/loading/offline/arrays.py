@@ -211,7 +211,7 @@ ALIASES = {
 _NEEDED = ("observations", "actions", "rewards", "terminations")
 
 
-def _find(path: str | Path, names: list[str], own: set[str]) -> dict[str, str]:
+def _find(path: str | os.PathLike[str], names: list[str], own: set[str]) -> dict[str, str]:
     """{argument of `ArrayDataset`: its name among ``own``}; ValueError where a needed one is missing among ``names``."""
     found = {x: next(n for n in given if n in own) for x, given in ALIASES.items() if own.intersection(given)}
     if missing := [name for name in _NEEDED if name not in found]:
@@ -234,14 +234,14 @@ def read_npz(path: str | os.PathLike[str], fields: Mapping[str, str] | None = No
         ValueError: a file cannot be read or lacks an array; the message lists the arrays that it has.
     """
     if os.path.isdir(path):
-        parts = [read_npz(file, fields) for file in sorted(Path(path).glob("*.npz"))]
-        if not parts or any(part.keys() != parts[0].keys() for part in parts):
-            raise ValueError(f"{path} holds no .npz files" if not parts else f"the files in {path} have different arrays")
-        for part in parts:
+        files = [read_npz(file, fields) for file in sorted(Path(path).glob("*.npz"))]
+        if not files or any(part.keys() != files[0].keys() for part in files):
+            raise ValueError(f"{path} holds no .npz files" if not files else f"the files in {path} have different arrays")
+        for part in files:
             ends = np.zeros(len(part["rewards"]), bool) | part.get("truncations", False)
             ends[-1:] |= ~np.asarray(part["terminations"]).astype(bool).reshape(-1)[-1:]
             part["truncations"] = ends
-        return {name: _each(lambda *rows: np.concatenate(rows), *(part[name] for part in parts)) for name in parts[0]}
+        return {name: _each(lambda *rows: np.concatenate(rows), *(part[name] for part in files)) for name in files[0]}
     try:
         with np.load(path, allow_pickle=False) as archive:
             rows: dict[str, Any] = dict(archive)

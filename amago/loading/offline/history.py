@@ -51,7 +51,8 @@ class HistoryDataset(OfflineDataset):
         root = next((p for p in (self.path / "buffer", self.path) if any((p / x).is_dir() for x in PARTITIONS)), self.path)
         store = TrajectoryStore(root, edit=False)
         store.refresh()
-        view, histories = store.view(), {}
+        view = store.view()
+        histories: dict[str, list[int]] = {}
         if not len(view):
             raise ValueError(f"{self.path} has no trajectories")
         for i in range(len(view)):

@@ -95,7 +95,7 @@ def _columns(traj: StoredTraj, episode: int) -> dict[str, Array]:
         **{_OBSERVATION + k if k != "observation" else k: a for k, a in traj.obs.items()},
         "action": _scalars(actions), "reward": traj.rews[:, 0], "terminated": traj.dones[:, 0],
         **{_EXTRA + k: a for k, a in traj.extras.items()},
-        "previous_reward": np.float32([traj.prev_reward] * bool(traj.start_time)), "previous_action": _scalars(before),
+        "previous_reward": np.array([traj.prev_reward] * bool(traj.start_time), np.float32), "previous_action": _scalars(before),
     }  # fmt: skip
 
 
