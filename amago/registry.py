@@ -18,10 +18,13 @@ class Registry(dict[str, T]):
 
     def __init__(self, kind: str) -> None:
         super().__init__()
-        self.kind = kind
+        self.kind, self._replaceable = kind, frozenset[str]()
 
-    def register(self, *names: str) -> Callable[[C], C]:
+    def register(self, *names: str, replaceable: bool = False) -> Callable[[C], C]:
         """Decorate a class to make it known by these names.
+
+        Args:
+            replaceable: another class may take the names over.
 
         Raises:
             TypeError: a name is no text, as where the decorator was used without one.
@@ -30,10 +33,11 @@ class Registry(dict[str, T]):
         for name in names:
             if not isinstance(name, str):
                 raise TypeError(f"the name of a {self.kind} must be a str, got {name!r}; write @register_{self.kind}('name')")
-            if name in self:
+            if name in self and name not in self._replaceable:
                 raise ValueError(f"the name {name!r} is taken by the {self.kind} {getattr(self[name], '__name__', self[name])}")
 
         def add(cls: C) -> C:
+            self._replaceable = self._replaceable.difference(names).union(names if replaceable else ())
             self.update(dict.fromkeys(names, cls))  # type: ignore[arg-type]
             return cls
 

@@ -375,7 +375,7 @@ def experiment_fields_from_cli(args: Namespace) -> dict[str, Any]:
     # the one of two names whose default a script has changed; None before a command has chosen
     batches = args.batches_per_epoch if isinstance(args.grads_per_epoch, _Default) else args.grads_per_epoch
     given = vars(args)
-    return {name: given[name] for name in SETTINGS} | {
+    found = {name: given[name] for name in SETTINGS} | {
         "ckpt_base_dir": args.buffer_dir, "parallel_actors": args.parallel_actors, "train_timesteps_per_epoch": args.timesteps_per_epoch,
         "env_mode": "sync" if args.no_async else args.env_mode, "start_learning_at_epoch": args.start_learning_at_epoch,
         "train_batches_per_epoch": None if batches is None else int(batches), "resume": args.resume, "overwrite": args.overwrite,
@@ -383,3 +383,6 @@ def experiment_fields_from_cli(args: Namespace) -> dict[str, Any]:
         "log_to_tensorboard": args.tensorboard, "log_to": args.log_to, "verbose": not args.quiet, "progress": args.progress, "save_trajs_as": "segments",
         **optional,
     }  # fmt: skip
+    # without an argument gin's value counts, or the default, which is None
+    unset = {f.name for f in dataclasses.fields(ExperimentSettings) if f.default is None and found.get(f.name) is None}
+    return {name: value for name, value in found.items() if name not in unset}

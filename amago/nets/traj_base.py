@@ -194,18 +194,21 @@ def _width(size: int) -> dict[str, int]:
     return {"d_model": size}
 
 
-def named_traj_encoder(*names: str, sizes: Callable[[int], dict[str, int]] = _width) -> Callable[[C], C]:
+def named_traj_encoder(
+    *names: str, sizes: Callable[[int], dict[str, int]] = _width, replaceable: bool = False
+) -> Callable[[C], C]:
     """Decorate a sequence model to make it known by name.
 
     Args:
         names: its names on command lines.
         sizes: from the width of the model (``--memory_size``) to the arguments of the class that set it. Subclasses do not
             inherit this.
+        replaceable: a program's own class may take the names over.
 
     Raises:
         ValueError: a name is taken.
     """
-    register = TRAJ_ENCODERS.register(*names)
+    register = TRAJ_ENCODERS.register(*names, replaceable=replaceable)
 
     def add(cls: C) -> C:
         _SIZES[cls] = sizes

@@ -172,7 +172,8 @@ class GRUTrajEncoder(RNNTrajEncoder):
     layer = nn.GRU
 
 
-@named_traj_encoder("lstm", sizes=_rnn_sizes)
+# programs written for the original system register an LSTM of their own
+@named_traj_encoder("lstm", sizes=_rnn_sizes, replaceable=True)
 @gin.configurable
 class LSTMTrajEncoder(RNNTrajEncoder):
     """An LSTM (Hochreiter & Schmidhuber 1997; forget gates: Gers et al. 2000). The hidden state is (h, c), each (n_layers, B, d_hidden),

@@ -130,13 +130,14 @@ def evaluate(
         sample: sample actions from the policy; otherwise take its mode.
         episodes: take exactly so many rollouts, divided equally among the actors beforehand (`Rollout.run_phase`); fewer if ``timesteps``
             are over first. None: of each actor as many as end within ``timesteps``, regardless of their lengths.
-        device: of the agent; None: that of its parameters.
+        device: of the agent; None: that of its parameters, and the processor where it has none.
         seed: of the policy's samples; None continues PyTorch's random stream.
         progress: show a progress bar, if standard error is a terminal.
     """
     if seed is not None:
         torch.manual_seed(seed)
-    rollout = Rollout(pool, next(agent.parameters()).device if device is None else device)
+    found = next((p.device for p in agent.parameters()), "cpu") if device is None else device
+    rollout = Rollout(pool, found)
     rollout.reset()
     with tqdm(
         total=timesteps * pool.num_actors, desc="evaluate", unit="step", disable=None if progress else True, leave=False

@@ -174,13 +174,13 @@ def test_trials_and_checkpoints_have_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_help_explains_every_argument(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parsers: list[argparse.ArgumentParser] = []
-    parse_args = argparse.ArgumentParser.parse_args
+    parse_args = argparse.ArgumentParser.parse_known_args
 
-    def remember(self: argparse.ArgumentParser, *args: object) -> argparse.Namespace:
+    def remember(self: argparse.ArgumentParser, *args: object) -> tuple[argparse.Namespace, list[str]]:
         parsers.append(self)
         return parse_args(self, *args)  # type: ignore[call-overload,no-any-return]
 
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", remember)
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", remember)
     outcome = run_script(EXAMPLES / name, ["--help"], tmp_path)
     assert outcome.code == 0
     assert len(parsers) == 1

@@ -69,7 +69,8 @@ def test_a_description_without_one_of_its_fields(tmp_path, name):
 def test_every_class_that_has_a_name_on_the_command_line_can_be_described(tmp_path):
     """Their modules and names are in files of users, so they cannot change."""
     assert {f"{cls.__module__}:{cls.__qualname__}" for cls in cli_utils.TRAJ_ENCODERS.values()} == {
-        f"amago.nets.traj_encoders:{name}TrajEncoder" for name in ("FF", "GRU", "Identity", "Mamba", "MinGRU", "Tformer")
+        f"amago.nets.traj_encoders:{name}TrajEncoder"
+        for name in ("FF", "GRU", "Identity", "LSTM", "Mamba", "MinGRU", "Tformer")
     }
     run = tiny.learned(
         tmp_path, tiny.cartpole, traj_encoder_type=GRUTrajEncoder, max_seq_len=4, train_batches_per_epoch=0
