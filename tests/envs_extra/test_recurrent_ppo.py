@@ -25,7 +25,8 @@ def test_a_run_trains_and_is_judged_until_its_budget_is_spent(tmp_path):
     assert found[-1].cpu >= 4.0
     # the budget may be spent where an evaluation has just ended, after which the last one follows at once
     assert all(a.steps <= b.steps and a.updates <= b.updates for a, b in zip(found, found[1:]))
-    assert found[0].steps < found[-1].steps and found[0].updates < found[-1].updates
+    assert found[0].steps < found[-1].steps
+    assert found[0].updates < found[-1].updates
     assert all(-0.6 <= p.score <= 1.0 for p in found)
 
 
