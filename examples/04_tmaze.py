@@ -32,6 +32,9 @@ def add_cli(parser: ArgumentParser) -> None:
 
 
 def make_experiment(args: Namespace) -> Experiment:
+    if args.active and args.on_device:
+        raise ValueError("--on_device has passive mazes alone: leave out --active")
+
     def make_env() -> AMAGOEnv:
         if args.on_device:
             device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -294,3 +294,10 @@ def test_settings_follow_from_arguments_and_gin_files_come_last(arguments: str, 
 def test_other_sequence_models_and_active_maze(encoder: str, cls: str, tmp_path: Path) -> None:
     run("04_tmaze.py", tmp_path, "--no_async", "--active", "--traj_encoder", encoder, "--memory-size", "8")
     assert cls in json.loads((tmp_path / "tiny" / "policy.json").read_text())["traj_encoder"]
+
+
+def test_mazes_on_a_device_are_one_batch(tmp_path: Path) -> None:
+    run("04_tmaze.py", tmp_path, "--on_device", "--parallel_actors", "6", "--timesteps_per_epoch", "16")
+    assert metrics(tmp_path)[-1]["env_steps"] % (6 * 16) == 0
+    assert "Average Success in tmaze_device_8" in {name for row in metrics(tmp_path) for name in row["values"]}
+    assert "leave out --active" in refusal("04_tmaze.py", tmp_path, "--on_device", "--active")
