@@ -32,9 +32,9 @@ from amago.run.data import Batches, check_trained, warn_if_nothing_saved
 from amago.run.evaluate import merge_returns, merge_specials, merge_values, summarise
 from amago.run.group import Ranks, Signals, Stopped
 from amago.run.learner import Learner
+from amago.run.metric_names import UPDATES_PER_SECOND
 from amago.run.metrics import RunLog, extra_loggers, mean_of_rows
 from amago.run.optimizer import adamw, param_groups
-from amago.run.results import UPDATES_PER_SECOND
 from amago.run.rundir import RunDir
 from amago.run.settings import EnvMakers, ExperimentSettings, warn_if_nothing_to_do
 from amago.run.state import Position, local_state, snapshot

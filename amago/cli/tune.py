@@ -24,7 +24,8 @@ from amago.envs.pool.subprocess import usable_cores
 from amago.run.group import Stopped
 from amago.run.learner import NonFiniteTraining
 from amago.run.locks import HeldError, RunLock, exclusive
-from amago.run.results import AVERAGE_RETURN, Estimate
+from amago.run.metric_names import AVERAGE_RETURN
+from amago.run.results import Estimate
 from amago.run.tuning import KINDS, Dimension, PruneTrial, parse_space
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ import psutil
 from numpy.typing import NDArray
 
 from amago.describe import flatten, format_duration, format_value, natural_sort_key
-from amago.run.results import AVERAGE_RETURN, RETURN_OF
+from amago.run.metric_names import AVERAGE_RETURN, RETURN_OF
 
 Array = NDArray[np.float64]
 Position = tuple[float, float, float, float]

@@ -20,8 +20,9 @@ from amago.describe import flatten, format_duration, format_rate, html_table
 from amago.report import curves as c
 from amago.report.curves import AXES, EACH, LATE, POINTS, STATISTICS, Curve, metric_names
 from amago.report.runs import FAULTS, NOT_SETTINGS, PHASES, Array, Group, Run, differences, recent_rate, status_of
+from amago.run.metric_names import AVERAGE_RETURN, RETURN_OF, ROLLOUT_LENGTH
 from amago.run.plots import COLORS
-from amago.run.results import AVERAGE_RETURN, RETURN_OF, ROLLOUT_LENGTH, by_attempt
+from amago.run.results import by_attempt
 from amago.store import BadFileError, EvictedError, StoreError, TrajectoryStore
 
 Figure = dict[str, Any]

@@ -16,7 +16,7 @@ import torch
 
 from amago.describe import format_value
 from amago.run.checkpoint import CheckpointError, load_weight_file
-from amago.run.results import AVERAGE_RETURN
+from amago.run.metric_names import AVERAGE_RETURN
 
 
 class Run(Protocol):

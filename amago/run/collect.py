@@ -23,8 +23,8 @@ from amago.envs.statistics import PhaseStatistics, ReturnHistory, SpecialMetricH
 from amago.run.checks import SettingsError, check_evaluation_spaces, unwritable
 from amago.run.console import COLLECT, EVALUATE
 from amago.run.evaluate import mean_length, warn_if_too_short
+from amago.run.metric_names import STEPS_PER_SECOND
 from amago.run.process import SharedProcess
-from amago.run.results import STEPS_PER_SECOND
 from amago.run.rollout import Rollout, shares
 from amago.run.settings import EnvMakers, ExperimentSettings
 

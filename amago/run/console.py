@@ -14,7 +14,8 @@ from tqdm import tqdm
 from amago.agent import BaseAgent
 from amago.describe import fit_width, format_duration, format_rate, name_of, natural_sort_key
 from amago.run.callbacks import Callback, LogRow, Run
-from amago.run.results import AVERAGE_RETURN, ROLLOUT_LENGTH, SUCCESS, Evaluation, by_attempt
+from amago.run.metric_names import AVERAGE_RETURN, ROLLOUT_LENGTH, SUCCESS
+from amago.run.results import Evaluation, by_attempt
 from amago.run.rules import findings
 from amago.run.settings import ExperimentSettings
 

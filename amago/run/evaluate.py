@@ -12,14 +12,8 @@ from tqdm import tqdm
 from amago.agent import BaseAgent
 from amago.envs.pool import ActorPool
 from amago.envs.statistics import PhaseStatistics, ReturnHistory, SpecialMetricHistory
-from amago.run.results import (
-    AVERAGE_RETURN,
-    AVERAGE_RETURN_OF_ROLLOUTS,
-    NUMBER_OF_ROLLOUTS,
-    RETURN_OF,
-    ROLLOUT_LENGTH,
-    Evaluation,
-)
+from amago.run.metric_names import AVERAGE_RETURN, AVERAGE_RETURN_OF_ROLLOUTS, NUMBER_OF_ROLLOUTS, RETURN_OF, ROLLOUT_LENGTH
+from amago.run.results import Evaluation
 from amago.run.rollout import Rollout
 
 

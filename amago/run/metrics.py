@@ -20,9 +20,9 @@ import torch
 
 from amago.run.callbacks import Callback, LogRow
 from amago.run.evaluate import merge_values
+from amago.run.metric_names import AVERAGE_RETURN, SECTIONS
 from amago.run.plots import read_metrics
 from amago.run.record import flat, run_id
-from amago.run.results import AVERAGE_RETURN, SECTIONS
 from amago.run.settings import ExperimentSettings
 from amago.run.video import add_to_events
 

@@ -1,5 +1,4 @@
-"""Figures of rollouts: the names of metrics in the log that are written in one place and read in another; means with bootstrap intervals,
-scores by attempt, and their tables and JSON."""
+"""Figures of rollouts: means with bootstrap intervals, scores by attempt, and their tables and JSON."""
 
 from __future__ import annotations
 
@@ -12,19 +11,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from amago.describe import html_table, text_table
-
-AVERAGE_RETURN = "Average Total Return (Across All Env Names)"
-AVERAGE_RETURN_OF_ROLLOUTS = "Average Total Return (Across All Rollouts)"
-NUMBER_OF_ROLLOUTS = "Number of Rollouts"
-ROLLOUT_LENGTH = "Average Rollout Length"
-STEPS_PER_SECOND = "Steps per Second"
-UPDATES_PER_SECOND = "Updates per Second"
-SUCCESS = "Success"
-"""In the names of metrics that are success rates."""
-RETURN_OF = "Average Total Return in "
-"""Followed by the name of an environment."""
-SECTIONS = {"train-update": "train", "dataset": "buffer"}
-"""Sections of the log, by argument of `Experiment.log` where the two differ."""
 
 Array = NDArray[np.float64]
 RESAMPLES = 1_000

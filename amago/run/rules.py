@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from amago.run.callbacks import LogRow
-from amago.run.results import AVERAGE_RETURN, NUMBER_OF_ROLLOUTS
+from amago.run.metric_names import AVERAGE_RETURN, NUMBER_OF_ROLLOUTS
 
 Rows = Sequence[LogRow]
 ENTROPY, CRITIC_LOSS = "Policy Entropy", "Critic Loss"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from amago.run.callbacks import Callback, Run
-from amago.run.results import AVERAGE_RETURN
+from amago.run.metric_names import AVERAGE_RETURN
 
 if TYPE_CHECKING:
     import optuna

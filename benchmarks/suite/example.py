@@ -16,7 +16,7 @@ from typing import Any
 from amago import cli_utils
 from amago.cli import train as amago_train
 from amago.run.callbacks import KeepBest
-from amago.run.results import AVERAGE_RETURN
+from amago.run.metric_names import AVERAGE_RETURN
 from benchmarks.suite import EXAMPLES
 from benchmarks.suite.recorded import BudgetSpent, Point, Recorder, append, is_done, points, rows
 

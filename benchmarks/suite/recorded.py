@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from amago.experiment import Experiment
 from amago.run.callbacks import Callback, LogRow
 from amago.run.locks import HeldError, RunLock
-from amago.run.results import AVERAGE_RETURN
+from amago.run.metric_names import AVERAGE_RETURN
 from benchmarks.harness import machine
 
 Job = TypeVar("Job")

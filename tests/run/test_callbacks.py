@@ -16,7 +16,7 @@ from amago.run.callbacks import MOMENTS
 from amago.run.checkpoint import load_weight_file
 from amago.run.checks import SettingsError
 from amago.run.group import Stopped
-from amago.run.results import AVERAGE_RETURN, ROLLOUT_LENGTH, STEPS_PER_SECOND, UPDATES_PER_SECOND
+from amago.run.metric_names import AVERAGE_RETURN, ROLLOUT_LENGTH, STEPS_PER_SECOND, UPDATES_PER_SECOND
 
 
 class Diary(amago.Callback):

@@ -5,7 +5,7 @@ import pytest
 import tiny
 from messages import refused
 
-from amago.run.results import AVERAGE_RETURN
+from amago.run.metric_names import AVERAGE_RETURN
 from amago.run.tuning import PruneTrial, parse_space
 
 
