@@ -298,11 +298,7 @@ class ActorSet:
 
     def reset(self) -> None:
         """Begin a new rollout for every actor."""
-        for actor in list(self._actors.values()):
-            try:
-                actor.reset()
-            except _ENV_FAULTS as err:
-                self._replace(actor, err)
+        self._each(lambda actor: actor.reset())
 
     def step(self, group: int) -> None:
         """Take one step of each actor of a group that is not idle."""
@@ -357,9 +353,13 @@ class ActorSet:
 
     def settle(self) -> None:
         """Record what actors have not recorded yet."""
+        self._each(lambda actor: actor.settle())
+
+    def _each(self, do: Callable[[Actor], None]) -> None:
+        """Let every actor do something, and replace those that fail."""
         for actor in list(self._actors.values()):
             try:
-                actor.settle()
+                do(actor)
             except _ENV_FAULTS as err:
                 self._replace(actor, err)
 
