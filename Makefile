@@ -15,8 +15,8 @@ SHOWDOWN := tools/showdown/node_modules/.package-lock.json
 
 help:
 	@echo "make demo    install, train a memory agent, evaluate it, leave a picture (about 6 minutes on two cores)"
-	@echo "make test    install, then format, lint, types, docs and tests, as CI does"
-	@echo "make test-long    notebooks, small learning runs and miniatures of the benchmarks, which CI also runs"
+	@echo "make test    install, then format, lint, types, docs and all but the slow tests, the first half of CI"
+	@echo "make test-long    what is slow, which CI also runs: launches, faults, programs of users and of the docs, learning runs"
 	@echo "make docs    build the docs site into site/"
 	@echo "make test-faults  the tests of faults with their full counts (AMAGO_FAULTS_SEED=N repeats a run)"
 	@echo "make test-gpu     the tests of the CPU on a CUDA device; elsewhere they are skipped"
@@ -53,7 +53,9 @@ types: install
 docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
-LONG := tests/bench tests/docs/test_notebooks.py tests/test_learning.py
+# slow by nature: launches of several processes, kills and hangs, users' programs in processes of their own, learning runs, notebooks
+LONG := tests/bench tests/clients tests/faults tests/launch tests/docs/test_docs.py tests/docs/test_notebooks.py \
+  tests/docs/test_results.py tests/run/test_ranks.py tests/test_learning.py tests/test_other_systems.py
 
 unit: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(LONG:%=--ignore=%)
