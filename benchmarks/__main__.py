@@ -8,7 +8,7 @@ import sys
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser
 
 NAMES = ("startup", "policy_step", "rollout", "learner", "learner_memory", "replay", "context")
-ONLY_BY_NAME = ("scaling", "solve", "compiled", "fast_paths", "cluster", "cluster_check", "replay_size")
+ONLY_BY_NAME = ("scaling", "solve", "compiled", "fast_paths", "cluster", "cluster_check", "replay_size", "gpu")
 """Benchmarks that take several minutes each and are not part of ``all``."""
 
 

@@ -151,7 +151,7 @@ def report(name: str, rows: Iterable[Row], options: Namespace) -> list[Row]:
         peer = "" if row.peer is None else f"{row.peer:10.4g} {row.ratio_to_peer:6.2f}"
         missed = " <" if row.target is not None and row.ratio < row.target else ""
         print(
-            f"  {row.case:<58} {row.ours:10.4g} {row.ceiling:10.4g} {row.unit:<9} {row.ratio:6.2f} {target:>6}{missed:2} {peer}",
+            f"  {row.case:<58} {row.ours:10.4g} {row.ceiling:10.4g} {row.unit:<9} {row.ratio:6.2f} {target:>6}{missed:2} {peer} {row.note}",
             flush=True,
         )
     about = {"machine": machine(), "commit": commit(), "threads": options.threads, "torch": torch.__version__}

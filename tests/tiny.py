@@ -13,7 +13,14 @@ from amago import config
 from amago.envs import AMAGOEnv
 from amago.envs.builtin import TMazePassive
 from amago.loading import DiskTrajDataset
-from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, LSTMTrajEncoder, TformerTrajEncoder
+from amago.nets.traj_encoders import (
+    FFTrajEncoder,
+    GRUTrajEncoder,
+    LSTMTrajEncoder,
+    MambaTrajEncoder,
+    MinGRUTrajEncoder,
+    TformerTrajEncoder,
+)
 from amago.nets.tstep_encoders import FFTstepEncoder
 
 SMALL = {
@@ -21,11 +28,14 @@ SMALL = {
     "GRUTrajEncoder.d_hidden": 16, "GRUTrajEncoder.d_output": 16, "GRUTrajEncoder.n_layers": 1,
     "LSTMTrajEncoder.d_hidden": 16, "LSTMTrajEncoder.d_output": 16, "LSTMTrajEncoder.n_layers": 1, "TformerTrajEncoder.d_model": 16,
     "TformerTrajEncoder.n_heads": 2, "TformerTrajEncoder.d_ff": 32, "TformerTrajEncoder.n_layers": 1, "Actor.d_hidden": 16,
-    "NCritics.d_hidden": 16, "Multigammas.discrete": [0.9], "Multigammas.continuous": [0.9],
+    "MinGRUTrajEncoder.d_model": 16, "MinGRUTrajEncoder.n_layers": 1, "NCritics.d_hidden": 16, "Multigammas.discrete": [0.9], "Multigammas.continuous": [0.9],
 }  # fmt: skip
 MAMBA = {"MambaTrajEncoder.d_model": 16, "MambaTrajEncoder.d_state": 4, "MambaTrajEncoder.n_layers": 2}
 TWO_HOT = {"NCriticsTwoHot.d_hidden": 16, "NCriticsTwoHot.output_bins": 8}
-TRAJ = {"ff": FFTrajEncoder, "gru": GRUTrajEncoder, "lstm": LSTMTrajEncoder, "transformer": TformerTrajEncoder}
+TRAJ = {
+    "ff": FFTrajEncoder, "gru": GRUTrajEncoder, "lstm": LSTMTrajEncoder, "mamba": MambaTrajEncoder, "mingru": MinGRUTrajEncoder,
+    "transformer": TformerTrajEncoder,
+}  # fmt: skip
 CORRIDOR = 5
 EPISODE = CORRIDOR + 1
 """Steps of every episode of `tmaze`."""
@@ -93,7 +103,7 @@ def agent(env, traj="ff", agent_type=amago.Agent, max_seq_len=EPISODE, bindings=
 
 def experiment(root, make_env=tmaze, traj="ff", experiment_type=amago.Experiment, name="run", **fields):
     """Two actors, two episodes and two updates an epoch, one epoch; in this process, silent and seeded."""
-    config.bind(SMALL)
+    config.bind(SMALL | MAMBA)
     settings = {
         "run_name": name, "ckpt_base_dir": str(root), "max_seq_len": EPISODE, "dataset": DiskTrajDataset(root, name),
         "tstep_encoder_type": FFTstepEncoder, "traj_encoder_type": TRAJ[traj], "agent_type": amago.Agent,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import gymnasium as gym
@@ -162,15 +162,33 @@ class Batch:
         """(B,) importance weights of the sequences, on the device of the batch; None: all alike."""
         if self.sources is None:
             return None
-        return torch.tensor([1.0 if s is None else s.weight for s in self.sources], device=self.rews.device)
+        weights = torch.tensor([1.0 if s is None else s.weight for s in self.sources])
+        return weights.pin_memory().to(self.rews.device, non_blocking=True) if self.rews.is_cuda else weights
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
-        """Move every tensor to ``device``; returns self."""
-        return self._map(lambda x: x.to(device, non_blocking=non_blocking))
+        """Move every tensor to ``device``, those of `pin_memory` in one copy; returns self."""
+        whole: dict[int, Tensor] = {}
+
+        def move(x: Tensor) -> Tensor:
+            memory = x.untyped_storage()
+            if memory.nbytes() == x.nbytes or not x.is_pinned():
+                return x.to(device, non_blocking=non_blocking)
+            if memory.data_ptr() not in whole:
+                part = torch.empty(0, dtype=torch.uint8).set_(memory)  # type: ignore[call-overload]
+                whole[memory.data_ptr()] = part.to(device, non_blocking=non_blocking)
+            there = whole[memory.data_ptr()].untyped_storage()
+            return torch.empty(0, dtype=x.dtype, device=device).set_(there, x.storage_offset(), x.shape, x.stride())  # type: ignore[call-overload, no-any-return]
+
+        return self.map(move)
 
     def pin_memory(self) -> Batch:
-        """Move every tensor to page-locked memory, from which copies to a GPU do not block; returns self."""
-        return self._map(lambda x: x.pin_memory())
+        """Move every tensor into one piece of page-locked memory, which PyTorch uses again and from which copies to a GPU do not block; returns
+        self."""
+        sizes = [0]
+        self.map(lambda x: sizes.append(-(-x.nbytes // 64) * 64) or x)  # type: ignore[func-returns-value]
+        starts = iter(np.cumsum(sizes).tolist())
+        whole = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=True)
+        return self.map(lambda x: whole[(at := next(starts)) : at + x.nbytes].view(x.dtype).view(x.shape).copy_(x))
 
     def lengthened(self, length: int) -> Batch:
         """The same sequences with more padding, to ``length`` transitions; a batch of single transitions as it is."""
@@ -181,17 +199,18 @@ class Batch:
             last = x[:, -1:].expand(-1, more if x.shape[1] >= rows else 0, *x.shape[2:])  # integers stay within their tables
             return torch.cat((x, torch.full_like(last, MAGIC_PAD_VAL) if x.is_floating_point() else last), dim=1)
 
-        made = copy.copy(self)._map(longer)
+        made = copy.copy(self).map(longer)
         made.mask[:, rows + 1 :] = False
         made.extras = {
             k: torch.cat((x, torch.zeros_like(made.extras[k][:, x.shape[1] :])), dim=1) for k, x in self.extras.items()
         }
         return made
 
-    def _map(self, f: Callable[[Tensor], Tensor]) -> Batch:
-        for name, value in vars(self).items():
-            if name != "sources":
-                vars(self)[name] = {k: f(v) for k, v in value.items()} if isinstance(value, dict) else f(value)
+    def map(self, f: Callable[[Tensor], Tensor]) -> Batch:
+        """Replace every tensor x by f(x), in the order of the fields; returns self."""
+        for name in (x.name for x in fields(self) if x.name != "sources"):
+            value = vars(self)[name]
+            vars(self)[name] = {k: f(v) for k, v in value.items()} if isinstance(value, dict) else f(value)
         return self
 
 

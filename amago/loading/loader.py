@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from amago import config
 from amago.data.batch import Batch, sources_of
@@ -156,6 +157,7 @@ class SequenceLoader:
         self.dataset, self.batch_size, self.seed, self.rank = dataset, batch_size, seed, rank
         self.device = torch.device(device)
         self.next_batch, self.workers, self.length = 0, workers, length
+        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         threads = min(workers, os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="amago-loader") if threads else None
         self._ahead = 2 * threads
@@ -190,10 +192,26 @@ class SequenceLoader:
                         submitted += 1
                     batch = queue.popleft().result()
                 self.next_batch = number + 1
-                yield batch if self.device.type == "cpu" else batch.to(self.device, non_blocking=True)
+                yield batch if self.device.type == "cpu" else self._moved(batch)
         finally:
             for future in queue:
                 future.cancel()
+
+    def _moved(self, batch: Batch) -> Batch:
+        """Copy a batch to the device. On a GPU this is done beside the update that is computed there, which the host does not wait for."""
+        if self._stream is None:
+            return batch.to(self.device)
+        with torch.cuda.stream(self._stream):
+            batch.to(self.device, non_blocking=True)
+        present = torch.cuda.current_stream(self.device)
+        present.wait_stream(self._stream)
+
+        def keep(x: Tensor) -> Tensor:
+            if present.cuda_stream != self._stream.cuda_stream:  # type: ignore[union-attr]
+                x.record_stream(present)
+            return x
+
+        return batch.map(keep)
 
     def close(self) -> None:
         """Stop the threads; twice is fine."""

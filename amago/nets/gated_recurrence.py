@@ -82,7 +82,7 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: FunctionCtx, decay: Tensor, inputs: Tensor) -> Tensor:
-        states = _scan(decay, inputs)
+        states = scan_(decay[1:], inputs.clone(memory_format=torch.contiguous_format))
         ctx.save_for_backward(decay, states)
         return states
 
@@ -91,31 +91,43 @@ class _Scan(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         decay, states = ctx.saved_tensors
         with torch.autocast(grad.device.type, enabled=False):
-            later = torch.cat((decay[1:], torch.zeros_like(decay[:1])))  # g_t = grad_t + decay_{t+1} g_{t+1}
-            g = _scan(later, grad, backwards=True)
+            g = scan_(decay[1:], grad.clone(memory_format=torch.contiguous_format), backwards=True)
             d_decay = torch.zeros_like(decay)
             torch.mul(g[1:], states[:-1], out=d_decay[1:])
         return d_decay, g
 
 
-def _scan(decay: Tensor, inputs: Tensor, backwards: bool = False) -> Tensor:
-    """The recurrence from the first timestep on, or from the last one back."""
-    if decay.is_cpu and not torch.compiler.is_compiling():
-        states = inputs.clone(memory_format=torch.contiguous_format)
-        rows, decays = list(states.unbind(0)), list(decay.unbind(0))
-        if backwards:
-            rows.reverse()
-            decays.reverse()
-        for before, row, a in zip(rows, rows[1:], decays[1:]):
-            row.addcmul_(a, before)
-        return states
-    return _doubling(decay.flip(0), inputs.flip(0)).flip(0) if backwards else _doubling(decay, inputs)
-
-
-def _doubling(decay: Tensor, states: Tensor) -> Tensor:
-    reach = 1  # each state holds the inputs of its last ``reach`` timesteps
-    while reach < len(states):
-        states = torch.cat((states[:reach], torch.addcmul(states[reach:], decay[reach:], states[:-reach])))
-        decay = torch.cat((decay[:reach], decay[reach:] * decay[:-reach]))
-        reach *= 2
+def scan_(between: Tensor, states: Tensor, backwards: bool = False) -> Tensor:
+    """The recurrence s_t + between_{t-1} s_{t-1} from the first timestep on, or s_t + between_t s_{t+1} from the last one back, for
+    ``between`` (L - 1, ...) and ``states`` (L, ...), which may be overwritten. No gradients."""
+    if not states.is_cpu or torch.compiler.is_compiling():
+        return scan_in_pairs(between, states, backwards)
+    rows, factors = list(states.unbind(0)), list(between.unbind(0))
+    if backwards:
+        rows.reverse()
+        factors.reverse()
+    for before, row, a in zip(rows, rows[1:], factors):
+        row.addcmul_(a, before)
     return states
+
+
+def scan_in_pairs(between: Tensor, states: Tensor, backwards: bool = False) -> Tensor:
+    """`scan_` for GPUs, into new memory: within pairs of timesteps, over the pairs in the same way, and back. It takes few kernels for each
+    doubling of L, and reads and writes a number of bytes proportional to L."""
+    n, pairs = len(states), len(states) // 2
+    if n == 1:
+        return states
+    odd = n % 2 if backwards else 0  # pairs begin here; the timestep that is left over comes before or after them
+    first, second = states[odd : odd + 2 * pairs : 2], states[odd + 1 : odd + 2 * pairs : 2]
+    within, across = between[odd : odd + 2 * pairs : 2], between[odd + 1 : odd + 2 * pairs - 1 : 2]
+    left, link = (states[:odd], between[:odd]) if backwards else (states[2 * pairs :], between[2 * pairs - 1 :])
+    if backwards:
+        first = scan_in_pairs(across * within[:-1], torch.addcmul(first, within, second), True)
+        second = torch.cat((torch.addcmul(second[:-1], across, first[1:]), second[-1:]))
+        left = torch.addcmul(left, link, first[:1]) if odd else left
+    else:
+        second = scan_in_pairs(across * within[1:], torch.addcmul(second, within, first))
+        first = torch.cat((first[:1], torch.addcmul(first[1:], across, second[:-1])))
+        left = torch.addcmul(left, link, second[-1:]) if len(left) else left
+    both = torch.stack((first, second), 1).flatten(0, 1)
+    return torch.cat((left, both) if backwards else (both, left)) if len(left) else both

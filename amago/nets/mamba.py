@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from amago.nets.ff import Normalization
+from amago.nets.gated_recurrence import scan_
 from amago.nets.utils import Linear, at_least_float32, check_positive
 
 
@@ -40,12 +41,10 @@ def _decays(dt: Tensor, A: Tensor) -> Tensor:
     return (dt.unsqueeze(2) * A).exp_()
 
 
-def _recur(states: Tensor, decays: Tensor, inputs: Tensor, b: Tensor) -> None:
-    """Fill ``states`` (C + 1, B, N, D) after its first entry: h_t = decay_t h_{t-1} + b_t (dt x)_t, where ``inputs`` is dt
-    x."""
+def _recur(states: Tensor, decays: Tensor, inputs: Tensor, b: Tensor) -> Tensor:
+    """All states (C + 1, B, N, D), of which ``states`` has the first: h_t = decay_t h_{t-1} + b_t (dt x)_t, where ``inputs`` is dt x."""
     torch.mul(b.unsqueeze(-1), inputs.unsqueeze(2), out=states[1:])
-    for t in range(len(decays)):
-        states[t + 1].addcmul_(decays[t], states[t])
+    return scan_(decays, states)
 
 
 class _Scan(torch.autograd.Function):
@@ -68,7 +67,7 @@ class _Scan(torch.autograd.Function):
             starts.append(last.clone())
             states[0] = starts[-1]
             decays = _decays(dt[part], A)
-            _recur(states, decays, dt[part] * x[part], b[part])
+            states = _recur(states, decays, dt[part] * x[part], b[part])
             y[part] = torch.mul(states[1:], c[part].unsqueeze(-1), out=decays).sum(2)
             last = states[-1]
         last = last.clone()
@@ -98,11 +97,10 @@ def _scan_backward(
         states = buffer[: part.stop - part.start + 1]
         states[0] = starts[i]
         decays, inputs = _decays(dt[part], A), dt[part] * x[part]
-        _recur(states, decays, inputs, b[part])
+        states = _recur(states, decays, inputs, b[part])
         g = c[part].unsqueeze(-1) * grad_y[part].unsqueeze(2)  # (C, B, N, D)
         g[-1] += later
-        for t in range(len(g) - 2, -1, -1):
-            g[t].addcmul_(decays[t + 1], g[t + 1])
+        g = scan_(decays[1:], g, backwards=True)
         later = decays[0] * g[0]
         product = torch.empty_like(g)
         dc[part] = torch.mul(states[1:], grad_y[part].unsqueeze(2), out=product).sum(3)
@@ -146,8 +144,9 @@ def selective_scan(
         if length == 1 and h0 is not None:
             state = (dt.transpose(1, 2) * A).exp().mT * h0 + B.mT * (dt * x)
             return C @ state, state
-        if chunk is None:  # it fits the cache of a CPU; on a GPU there are few launches and bounded memory
-            chunk = min(max((2**25 if x.is_cuda else 2**18) // max(batch * channels * A.shape[1], 1), 4), 64)
+        if chunk is None:  # it fits the cache of a CPU; on a GPU its states take at most a GiB
+            fit = (2**28 if x.is_cuda else 2**18) // max(batch * channels * A.shape[1], 1)
+            chunk = min(max(fit, 4), length if x.is_cuda else 64)
         first = x.new_zeros((batch, A.shape[1], channels)) if h0 is None else h0.to(x.dtype)
         xs, dts, bs, cs = (z.transpose(0, 1).contiguous() for z in (x, dt, B, C))
         y, last = _Scan.apply(xs, dts, A.t().contiguous(), bs, cs, first, chunk)

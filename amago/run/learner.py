@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
@@ -123,8 +122,8 @@ def report_td_errors(batch: Batch, agent: BaseAgent) -> None:
     mask = agent.loss_mask(batch) & ~errors.isnan()
     kept = torch.where(mask, errors.detach().float(), 0.0)[..., 0]
     mean = kept.sum(1) / mask.sum((1, 2)).clamp(min=1)
-    both = torch.stack((kept.amax(1), mean)).cpu().numpy()  # one copy from the device
-    both[:, ~mask.any(1)[:, 0].cpu().numpy()] = np.nan  # nothing was trained on
+    nothing = ~mask.any(1)[:, 0]  # was trained on
+    both = torch.stack((kept.amax(1), mean)).masked_fill(nothing, torch.nan).cpu().numpy()  # one copy from the device
     owners: dict[int, tuple[Any, list[int]]] = {}
     for i, source in enumerate(batch.sources or ()):
         if source is not None:

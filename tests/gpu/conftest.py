@@ -5,8 +5,10 @@ import torch
 from accelerate.state import AcceleratorState
 from gpu.devices import CUDA, tf32
 
-import amago  # noqa: F401  # the experiment whose defaults are bound
-from amago import config
+from amago import (
+    Experiment,  # noqa: F401  # whose defaults are bound
+    config,
+)
 
 
 @pytest.fixture

@@ -12,6 +12,8 @@ import amago
 from amago.agent import MultiTaskAgent
 
 AGENTS = [(amago.Agent, tiny.tmaze, "transformer"), (amago.Agent, tiny.pendulum, "ff"), (MultiTaskAgent, tiny.tmaze, "gru")]
+MODELS = ["ff", "transformer", "gru", "mingru", "mamba"]
+PAIRS = [(kind, make, model) for kind, make in ((amago.Agent, tiny.pendulum), (MultiTaskAgent, tiny.tmaze)) for model in MODELS]
 simulated = pytest.mark.skipif("simcuda" not in sys.modules, reason="counts are those of a simulated device")
 
 pytestmark = pytest.mark.parametrize("device", [CUDA], indirect=True)
@@ -56,7 +58,7 @@ def test_an_update_without_a_log_waits_for_nothing(agent_type, make_env, traj, p
 
 
 @simulated
-@pytest.mark.parametrize(("agent_type", "make_env", "traj"), AGENTS)
+@pytest.mark.parametrize(("agent_type", "make_env", "traj"), [*PAIRS, AGENTS[0]])
 def test_replayed_updates_equal_eager_ones(agent_type, make_env, traj, tmp_path, device):
     """An update as one CUDA graph: nothing in it waits, moves to other memory, or is decided by the host."""
     (eager, batch), (replayed, same) = (prepared(tmp_path / n, agent_type, make_env, traj) for n in "ab")
@@ -80,3 +82,24 @@ def test_replayed_updates_equal_eager_ones(agent_type, make_env, traj, tmp_path,
     for _ in range(6):
         eager.train_step(batch, False)
     assert not tiny.differing(*map(tiny.weights, (eager, replayed)))
+
+
+@simulated
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_is_one_copy_without_a_wait(workers, tmp_path, device):
+    """From page-locked memory, all fields at once, with the values that the dataset has drawn."""
+    from simcuda import Recorder, model
+
+    e = tiny.learned(tmp_path, make_env=tiny.cartpole, dloader_workers=workers, train_timesteps_per_epoch=62)
+    loader = e.train_dloader
+    first = loader.next_batch
+    with Recorder() as recorder:
+        batches = list(loader.batches(3))
+    found = model.summary(recorder.events)
+    assert (found["h2d_n"], found["pageable"], found["syncs"], found["d2h"]) == (3, 0, 0, 0)
+    for number, batch in enumerate(batches, first):
+        drawn = loader.draw(number)
+        pairs = [(getattr(drawn, k), getattr(batch, k)) for k in ("rl2s", "rews", "dones", "actions", "time_idxs", "mask")]
+        for a, b in [*pairs, (drawn.obs["observation"], batch.obs["observation"])]:
+            assert b.is_cuda
+            assert b.cpu().equal(a)

@@ -7,6 +7,8 @@ import torch
 
 from amago import config
 from amago.cli_utils import switch_traj_encoder, use_config
+from amago.nets import mamba
+from amago.nets.gated_recurrence import scan_, scan_in_pairs
 from amago.nets.mamba import Mamba, selective_scan
 from amago.nets.traj_encoders import MambaTrajEncoder
 
@@ -30,8 +32,11 @@ def operands(L=7, B=2, D=3, N=4, dtype=torch.float64):
     return [z.to(dtype).requires_grad_() for z in found]
 
 
+@pytest.mark.parametrize("form", [scan_, scan_in_pairs], ids=["in order", "in pairs"])
 @pytest.mark.parametrize("chunk", [1, 3, 7, 50])
-def test_scan_and_its_gradient(chunk):
+def test_scan_and_its_gradient(chunk, form, monkeypatch):
+    """Both forms; the second is that of GPUs."""
+    monkeypatch.setattr(mamba, "scan_", form)
     args = operands()
     expected, last = sequential(*args)
     y, none = selective_scan(*args, chunk=chunk)
