@@ -1,7 +1,5 @@
 """Mistakes of users, the code that makes each, and its error message: the table of ``docs/errors.md``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,9 +46,6 @@ class Case:
     kind: type[Exception]
     message: str
     cause: Cause
-
-
-# ---- mistakes ----------------------------------------------------------------------------------------------------------
 
 
 class Scripted(gym.Env[Any, Any]):
@@ -244,8 +239,6 @@ def file_instead_of_directory(root: Path) -> None:
 def given_twice(root: Path) -> None:
     tiny.experiment(root, never, dset_root=str(root), dset_name="other").start()
 
-
-# ---- the table ---------------------------------------------------------------------------------------------------------------
 
 ENV, OBS, ACT = "Environments", "What an environment returns", "Actions"
 GIN, FIELDS, TOGETHER = "gin", "Fields of `Experiment`", "Fields that contradict each other"

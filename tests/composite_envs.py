@@ -1,7 +1,5 @@
 """Environments whose actions have several parts: the reward tells how many of them are right, the observation what was done."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An environment that says where every number came from: step, actor, episode, and the action that it was given."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """Golden vectors: inputs, weights and outputs of each component, computed once with a trusted implementation."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

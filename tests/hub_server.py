@@ -1,7 +1,5 @@
 """A stand-in for the Hugging Face Hub over HTTP on 127.0.0.1: repositories of models in memory, small files and large ones (LFS)."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

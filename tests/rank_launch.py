@@ -29,15 +29,8 @@ class Launched:
             (directory / f"pid-{rank}").unlink(missing_ok=True)
             (directory / f"code-{rank}").unlink(missing_ok=True)
         command = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            "2",
-            str(PROGRAM),
-            program,
-        ]
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(PROGRAM), program,
+        ]  # fmt: skip
         with open(self.output, "w") as output:
             self.process = subprocess.Popen(
                 [*command, str(directory)], env=tiny.environment(), stdout=output, stderr=output, start_new_session=True

@@ -38,9 +38,6 @@ LEARNS = {"train_timesteps_per_epoch": 0, "share_buffer": True, "ckpt_interval":
 """A run that learns from what another has collected."""
 
 
-# ---- the same updates in one process or several ---------------------------------------------------------------------------
-
-
 class Watched(amago.Experiment):
     """Updates by plain gradient descent, and keeps the gradients: Adam would turn rounding into steps where a gradient is almost 0."""
 
@@ -170,15 +167,9 @@ def updates(directory, agent, kind, weights, rank=0, count=1):
         acting = tiny.weights(e)
     e.close()
     return {
-        "metrics": metrics,
-        "gradients": e.gradients,
-        "statistics": statistics,
-        "weights": tiny.weights(e),
+        "metrics": metrics, "gradients": e.gradients, "statistics": statistics, "weights": tiny.weights(e),
         "acting": acting,
-    }
-
-
-# ---- signals --------------------------------------------------------------------------------------------------------------
+    }  # fmt: skip
 
 
 def slow(seconds):
@@ -241,15 +232,12 @@ COLLECTS = {"train_timesteps_per_epoch": PHASE, "make_train_env": slow(0.01)}
 PHASES = {
     "collect": COLLECTS,
     "evaluate": {
-        "val_interval": 1,
-        "val_timesteps_per_epoch": PHASE,
-        "make_val_env": slow(0.01),
-        "train_timesteps_per_epoch": 12,
+        "val_interval": 1, "val_timesteps_per_epoch": PHASE, "make_val_env": slow(0.01), "train_timesteps_per_epoch": 12,
     },
     "wait": {"start_collecting_at_epoch": float("inf"), "callbacks": [AtWait()]},
     "train": {"train_batches_per_epoch": 50, "train_timesteps_per_epoch": 12},
     "save": {"epochs": 3, "train_timesteps_per_epoch": 12},
-}
+}  # fmt: skip
 
 
 def stopped(directory, name, phase, signals):
@@ -285,9 +273,6 @@ def fed(directory, rank):
     e.learn()
     e.close()
     return e.learner.grad_steps
-
-
-# ---- programs -------------------------------------------------------------------------------------------------------------
 
 
 def everything(directory, rank, count):

@@ -49,14 +49,9 @@ def record(seed=0):
     """Terminated early, cut, both at once, one step long, cut again, and at last one that just stops."""
     rng = np.random.default_rng(seed)
     plan = [
-        (3, True, False),
-        (6, False, True),
-        (6, True, True),
-        (1, True, False),
-        (6, False, True),
-        (5, True, False),
+        (3, True, False), (6, False, True), (6, True, True), (1, True, False), (6, False, True), (5, True, False),
         (4, False, False),
-    ]
+    ]  # fmt: skip
     return [Episode(i, rng.normal(size=n).astype(np.float32), *ends) for i, (n, *ends) in enumerate(plan)]
 
 

@@ -1,7 +1,5 @@
 """Run scripts and code blocks in this process as if they were programs of their own: importing torch again costs seconds."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

@@ -112,9 +112,6 @@ def test_the_zoo_and_missing_files():
     )
 
 
-# ---- bindings outlive what was built with them -------------------------------------------------------------------------------
-
-
 def test_use_config_says_what_it_replaces(caplog):
     cli_utils.use_config({"Agent.tau": 0.01, "Agent.gamma": 0.9})
     cli_utils.use_config({"FFTrajEncoder.d_model": 8})
@@ -156,9 +153,6 @@ def test_a_call_with_a_mistake_changes_nothing(wrong):
         (naming("nowhere.gin"), lambda: cli_utils.use_config({"Agent.tau": 0.02}, ["nowhere.gin"])),
     )
     assert config.bindings() == {"amago.agent.Agent.tau": 0.01}
-
-
-# ---- mistakes -----------------------------------------------------------------------------------------------------------------
 
 
 class Own(TrajEncoder):

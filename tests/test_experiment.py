@@ -26,9 +26,6 @@ ROW = {"epoch", "env_steps", "grad_steps", "wall_time", "section", "values"}
 TOTAL = "Average Total Return (Across All Env Names)"
 
 
-# ---- the whole, small ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("traj", "make_env"), [("ff", tiny.cartpole), ("gru", tiny.pendulum), ("transformer", tiny.bits)])
 def test_every_sequence_model_learns_in_every_action_space(tmp_path, make_env, traj):
     e = started(
@@ -65,20 +62,6 @@ def test_every_env_mode(tmp_path, env_mode):
     finally:
         e.close()
     assert not multiprocessing.active_children()
-
-
-def test_dark_attempts_and_maps_go_through(tmp_path):
-    from amago.envs.builtin import MetaFrozenLake
-
-    def lake():
-        return amago.envs.AMAGOEnv(MetaFrozenLake(3, k_episodes=2, max_episode_steps=4), env_name="Lake")
-
-    e = learned(tmp_path, lake, "transformer", val_interval=1, max_seq_len=8, val_timesteps_per_epoch=9)
-    values = rows(e.run_dir, "val")[0]["values"]
-    assert [k for k in values if "Attempt 1 Success" in k and "Lake" in k]
-
-
-# ---- files ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -179,9 +162,6 @@ def test_a_large_agent_on_a_cpu_is_told_what_is_faster(tmp_path, capsys, monkeyp
     assert ("Fast on a CPU" in capsys.readouterr().out) is large
 
 
-# ---- order ---------------------------------------------------------------------------------------------------------------
-
-
 BEFORE_START = {
     "learn": (), "evaluate_val": (), "evaluate_test": (tiny.tmaze, 5), "collect_new_training_data": (), "load_checkpoint_from_path": ("x",),
     "load_checkpoint": (0,), "save_checkpoint": (), "write_latest_policy": (), "read_latest_policy": (), "delete_buffer_from_disk": (),
@@ -212,31 +192,6 @@ def test_a_failing_start_leaves_nothing_running(tmp_path):
     with pytest.raises(ValueError, match="num_critics"):
         e.start()
     assert not multiprocessing.active_children()
-
-
-# ---- what a subclass may change ------------------------------------------------------------------------------------------
-
-
-class Blind(amago.Experiment):
-    def edit_actor_mask(self, batch, actor_loss, pad_mask):
-        self.actor_shapes = (actor_loss.shape, pad_mask.shape, pad_mask.dtype)
-        return torch.zeros_like(pad_mask)
-
-    def edit_critic_mask(self, batch, critic_loss, pad_mask):
-        self.critic_shapes = (critic_loss.shape, pad_mask.shape, pad_mask.dtype)
-        return torch.zeros_like(pad_mask)
-
-
-def test_masks_can_hide_everything(tmp_path):
-    e = learned(tmp_path, experiment_type=Blind)
-    loss = e.compute_loss(e.train_dloader.draw(0), log_step=False)
-    assert (float(loss["Actor Loss"].detach()), float(loss["Critic Loss"].detach())) == (0.0, 0.0)
-    assert e.actor_shapes == ((4, EPISODE, 2, 1), (4, EPISODE, 2, 1), torch.bool)
-    assert e.critic_shapes == ((4, EPISODE, 4, 2, 1), (4, EPISODE, 4, 2, 1), torch.bool)
-    assert e.learner.skipped == 0
-
-
-# ---- fields --------------------------------------------------------------------------------------------------------------
 
 
 def test_fields_have_gin_defaults(tmp_path):
@@ -343,9 +298,6 @@ def test_the_buffer_can_be_deleted_and_filled_again(tmp_path):
     assert len(e.dataset.store) == 4
 
 
-# ---- evaluate_test and interact ------------------------------------------------------------------------------------------
-
-
 def test_evaluated_trajectories_can_be_kept(tmp_path):
     e = started(tmp_path)
     metrics = e.evaluate_test(
@@ -370,12 +322,6 @@ def test_evaluation_does_not_touch_the_buffer_or_the_counters(tmp_path):
     assert not tiny.differing(before[3], tiny.weights(e))
 
 
-def test_greedy_evaluation_repeats_itself(tmp_path):
-    e = started(tmp_path, tiny.cartpole, sample_actions=False)
-    a, b = (e.evaluate_test(tiny.cartpole, timesteps=31) for _ in range(2))
-    assert a == b
-
-
 def test_interact_takes_a_pool_of_ones_own(tmp_path):
     e = started(tmp_path)
     pool = make_pool([tiny.tmaze] * 3, env_mode="sync", seed=1)
@@ -392,9 +338,6 @@ def test_interact_takes_a_pool_of_ones_own(tmp_path):
     finally:
         pool.close()
         e.close()
-
-
-# ---- reproducible --------------------------------------------------------------------------------------------------------
 
 
 def trace(e):
@@ -428,9 +371,6 @@ def test_no_seed_is_recorded_and_differs(tmp_path):
         seeds.add(json.loads((e.ckpt_dir / "training_states" / f"{name}_epoch_0" / "state.json").read_text())["seed"])
         e.close()
     assert len(seeds) == 2
-
-
-# ---- precision -----------------------------------------------------------------------------------------------------------
 
 
 def test_bfloat16(tmp_path):

@@ -33,13 +33,9 @@ LEVEL = {name: i for i, names in enumerate(LAYERS) for name in names}
 ADAPTERS = {"compat", "utils", "launch", "distributed"}
 # beyond the levels: what a room must never know of
 FORBIDDEN = {
-    "spaces": {"ops", "config"},
-    "data": {"ops", "config"},
-    "store": {"nets", "ops", "config"},
-    "nets": {"store"},
-    "envs": {"nets", "loading", "agent", "ops"},
-    "agent": {"store", "loading", "envs"},
-}
+    "spaces": {"ops", "config"}, "data": {"ops", "config"}, "store": {"nets", "ops", "config"}, "nets": {"store"},
+    "envs": {"nets", "loading", "agent", "ops"}, "agent": {"store", "loading", "envs"},
+}  # fmt: skip
 
 MOST_LINES = 60  # of a function, without its docstring
 # what a run may set, and an import may not

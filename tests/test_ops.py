@@ -99,19 +99,6 @@ def test_trace_return_equals_the_definition(length, seed, gamma, ends):
         assert (got[b, n:] == 0).all()
 
 
-def test_traces_of_zero_give_the_target_with_one_reward_and_of_one_all_rewards():
-    g = torch.Generator().manual_seed(0)
-    r, v = torch.randn(2, 2, 9, 1, 1, 1, generator=g, dtype=torch.float64)
-    d, mask, gamma = (
-        torch.rand(2, 9, 1, 1, 1, generator=g) < 0.2,
-        torch.ones(2, 9, 1, 1, 1),
-        torch.tensor([[0.9]], dtype=torch.float64),
-    )
-    for c, n in ((0.0, 1), (1.0, 9)):
-        got = ops.trace_return(r, d, v, v, torch.full_like(v, c), gamma, mask)
-        torch.testing.assert_close(got, ops.n_step_return(r, d, v, gamma, mask, n=n))
-
-
 def test_n_step_refuses_zero():
     with pytest.raises(ValueError, match="n=0"):
         ops.n_step_return(*[torch.zeros(1, 2, 1)] * 3, torch.ones(1), torch.ones(1, 2, 1), n=0)

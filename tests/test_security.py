@@ -33,9 +33,6 @@ from amago.store import TrajectoryStore
 ROOT = Path(amago.__file__).parent
 
 
-# ---- a run of which one file was replaced ------------------------------------------------------------------------------------
-
-
 class Trap:
     """Unpickled, it makes a directory."""
 
@@ -219,8 +216,6 @@ def test_all_of_them_read_a_sound_run(tmp_path, finished):
     assert amago.load_policy(tmp_path / "run" / STATE).act(np.zeros(4, np.float32)) in (0, 1)
 
 
-# ---- declarations that are not kept -------------------------------------------------------------------------------------------
-
 LIMIT = 100 << 20
 
 
@@ -345,9 +340,6 @@ def test_a_policy_that_declares_terabytes_is_refused_in_little_memory(tmp_path, 
     assert memory.used < LIMIT
 
 
-# ---- names and links ------------------------------------------------------------------------------------------------------------
-
-
 def everything_under(root):
     return {p: (p.lstat().st_size, p.read_bytes() if p.is_file() else b"") for p in sorted(root.rglob("*"))}
 
@@ -398,8 +390,6 @@ def test_a_link_in_the_place_of_the_quarantine_is_not_cleared(tmp_path):
     store.close()
     assert (outside / "precious").read_text() == "mine"
 
-
-# ---- the source -----------------------------------------------------------------------------------------------------------------
 
 ALWAYS = {
     "pickle.load", "pickle.loads", "pickle.Unpickler", "_pickle.loads", "_pickle.load", "dill.load", "dill.loads", "cloudpickle.load",

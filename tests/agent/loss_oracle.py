@@ -6,8 +6,6 @@ product after the other. The gradient follows from PyTorch's own rules; `Tensor.
 A policy's draws (noise of samples, critics of a target) are arguments. Letters: b sequence, t time, g discount, c critic, k sample.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

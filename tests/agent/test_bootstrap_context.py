@@ -71,11 +71,3 @@ def test_the_last_value_is_that_of_the_shorter_memory():
         value = (agent.target_critics.all_values(state)[:, :, 0].double() * probs).sum(-1)[0, 0]
     expected = agent.reward_multiplier * batch.rews[0, -1].double() + agent.gammas.double() * value
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
-
-
-def test_batches_of_shorter_sequences_are_not_concerned():
-    batch, found = full(length=LENGTH - 1), []
-    for context in (None, 2):
-        torch.manual_seed(0)
-        found.append(targets_of(build("discrete", GRUTrajEncoder, bootstrap_context=context), batch))
-    assert found[0].equal(found[1])

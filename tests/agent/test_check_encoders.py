@@ -11,7 +11,6 @@ from torch import nn
 import amago
 from amago import config
 from amago.data.findings import CheckError
-from amago.envs import AMAGOEnv
 from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, LSTMTrajEncoder, MambaTrajEncoder, TformerTrajEncoder
 from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder, GoalTstepEncoder
 
@@ -29,9 +28,6 @@ def problems(check, *args, **kwargs):
     with pytest.raises(CheckError) as found:
         check(*args, **kwargs)
     return found.value
-
-
-# ---- timestep encoders ---------------------------------------------------------------------------------------------------
 
 
 class Own(amago.TstepEncoder):
@@ -150,24 +146,10 @@ def test_each_fault_of_a_timestep_encoder_is_named(fault):
     assert names(str(error), *named), error
 
 
-def test_all_spaces_are_observed_as_the_environment_converts_them():
-    seen = []
-
-    def look(self, obs, rl2s, out):
-        seen.append({k: (tuple(v.shape[2:]), v.dtype) for k, v in obs.items()})
-        return out
-
-    amago.check_tstep_encoder(forward(look), AMAGOEnv(tiny.Bits()))
-    assert seen[0] == {"observation": ((3,), torch.float32)}
-
-
 @pytest.mark.parametrize("spaces", [3, (G.Discrete(2),), object()])
 def test_no_spaces(spaces):
     with pytest.raises(TypeError, match=naming("environment", "(observation space, action space)")):
         amago.check_tstep_encoder(Own, spaces)
-
-
-# ---- sequence models -----------------------------------------------------------------------------------------------------
 
 
 class LSTM(amago.TrajEncoder):
@@ -359,9 +341,3 @@ def test_each_fault_of_a_sequence_model_is_named(fault):
     assert names(str(error), *named), error
     if NO_EXPORT in named:
         amago.check_traj_encoder(encoder, export=False)
-
-
-def test_no_encoder():
-    for check, args in ((amago.check_traj_encoder, ()), (amago.check_tstep_encoder, (MIXED,))):
-        with pytest.raises(TypeError, match=naming(3, "subclass")):
-            check(3, *args)

@@ -22,9 +22,6 @@ SEVERAL = gym.spaces.Tuple((gym.spaces.Discrete(3), gym.spaces.MultiBinary(2), g
 TARGET = {"continuous": -0.5, "choices": 0.6}
 
 
-# ---- entropies of distributions
-
-
 def test_a_policy_of_several_parts_has_the_sum_of_their_entropies():
     torch.manual_seed(0)
     spec = action_spec(SEVERAL)
@@ -47,9 +44,6 @@ def test_what_is_illegal_cannot_add_to_the_entropy():
     want = torch.tensor([math.log(4) + 2 * math.log(2), 2 * math.log(2), 0.0])[:, None]
     torch.testing.assert_close(entropy_scale(policy), want)
     torch.testing.assert_close(exact_entropy(policy), want)
-
-
-# ---- learning
 
 
 def one_step(space, draw, b=64):
@@ -113,9 +107,6 @@ def test_what_a_state_is_worth_includes_the_entropy_to_come():
     want = (agent.gammas * 2.0 * math.log(4.0)).expand(3, 6, 7) * ~batch.dones
     real = batch.transition_mask[..., 0]
     torch.testing.assert_close(seen[0][real], want[real])
-
-
-# ---- temperatures
 
 
 def test_only_real_steps_after_burn_in_move_the_temperature():

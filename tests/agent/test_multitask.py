@@ -10,17 +10,12 @@ from test_agent import AGENTS, SPACES, build, make_batch
 
 from amago import config
 from amago.agent import MultiTaskAgent, exp_filter, leaky_relu_filter
-from amago.nets.actor_critic import ResidualActor
-from amago.nets.policy_dists import GMM, Beta, TanhGaussian
 
 both_agents = pytest.mark.parametrize("agent_type", AGENTS.values(), ids=AGENTS)
 
 
 def multitask(kind, **options):
     return build(kind, agent_type=MultiTaskAgent, **options)
-
-
-# what it is
 
 
 def test_targets_beyond_the_bins_are_counted():
@@ -54,28 +49,6 @@ def test_exponential_weights_have_a_ceiling():
     assert exp_filter(adv, clip_weights_high=None)[3].isinf()
     config.bind({"exp_filter.clip_weights_high": None, "exp_filter.beta": 2.0})
     assert exp_filter(adv)[2].item() == pytest.approx(math.exp(8))
-
-
-# distributions
-
-
-@both_agents
-@pytest.mark.parametrize("dist", [TanhGaussian, Beta, GMM])
-def test_continuous_distributions_train(agent_type, dist):
-    config.bind({"Actor.continuous_dist_type": dist, "ResidualActor.continuous_dist_type": dist})
-    options = {"online_coeff": 0.0 if dist is GMM else 1.0, "offline_coeff": 1.0, "actor_type": ResidualActor}
-    agent, batch = build("continuous", agent_type=agent_type, **options), make_batch("continuous")
-    loss = agent.losses(batch, log_step=True)
-    (loss["actor"].mean() + loss["critic"].mean()).backward()
-    for part in (agent.actor, agent.critics):
-        assert all(torch.isfinite(p.grad).all() for p in part.parameters())
-    assert torch.isfinite(loss["actor"]).all()
-    action = agent.act(torch.randn(5, 16), {}, sample=True)
-    assert action.shape == (5, 3)
-    assert action.abs().max() <= 1.0
-
-
-# what an agent thinks of a batch
 
 
 @both_agents
@@ -144,9 +117,6 @@ def test_values_are_in_units_of_the_environments_return():
     assert not build("discrete", num_critics=1).get_values(batch)["q_sa_std"].any()
 
 
-# several discounts
-
-
 @both_agents
 def test_any_discount_may_act(agent_type):
     def prefers_its_own_action(agent):
@@ -170,9 +140,6 @@ def test_any_discount_may_act(agent_type):
     other = prefers_its_own_action(build("discrete", agent_type=agent_type, rollout_gamma_idx=1))
     assert taken(other) == {1}
     assert taken(other, gamma_idx=-1) == {6 % 4}
-
-
-# learning
 
 
 PAY = torch.tensor([1.0, 1000.0])

@@ -168,13 +168,9 @@ def check(agent_type, kind, online, offline, name, decoding, options, of_oracle=
     batch.extras["behaviour_log_prob"] = behaviour = -3.0 * torch.rand(3, 6)
     oracle = oracle_of(agent, kind, weight, decoding, online=online, offline=offline, **(of_oracle or options))
     data = SimpleNamespace(
-        states=agent.encode(batch),
-        rews=batch.rews,
-        dones=batch.dones,
-        actions=batch.actions,
-        lengths=LENGTHS,
+        states=agent.encode(batch), rews=batch.rews, dones=batch.dones, actions=batch.actions, lengths=LENGTHS,
         behaviour=behaviour,
-    )
+    )  # fmt: skip
     with Recorder() as drawn:
         loss, got = agent(batch), agent.update_info
     if oracle.exact or oracle.expectile:

@@ -8,13 +8,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from tiny import SMALL
 
-from amago import Agent, config, ops
+from amago import ops
 from amago.envs import AMAGOEnv, SequenceWrapper, make_pool
 from amago.loading import DatasetSettings, DiskTrajDataset, RLData, collate
-from amago.nets.traj_encoders import FFTrajEncoder
-from amago.nets.tstep_encoders import FFTstepEncoder
 
 AutoresetMode = gym.vector.AutoresetMode
 N, STEPS = 4, 60
@@ -194,43 +191,6 @@ def test_so_does_the_recorder_before_any_disk():
             pass
     assert len(sink.samples) == 12
     assert check(sink.samples, 3) == set(ENDINGS.values())
-
-
-@pytest.mark.parametrize("n_step", [1, 3])
-def test_the_agent_trains_on_them(tmp_path, monkeypatch, n_step):
-    """Inside `Agent`: its own values in the place of ours, its reward multiplier, its padding."""
-    collect(tmp_path, "sync")
-    dataset, rng = opened(tmp_path, 6), np.random.default_rng(0)
-    samples = [dataset.sample_random_trajectory(rng) for _ in range(40)]
-    config.bind(SMALL | {"Agent.n_step": n_step, "Agent.reward_multiplier": 7.0})
-    env = AMAGOEnv(Rules(0))
-    agent = Agent(env.observation_space, env.rl2_space, env.action_space, 6, FFTstepEncoder, FFTrajEncoder)
-    calls = []
-
-    def spy(rews, dones, next_values, gammas, mask, n=1):
-        calls.append((next_values, gammas, n, original(rews, dones, next_values, gammas, mask, n=n)))
-        return calls[-1][-1]
-
-    original = ops.n_step_return
-    monkeypatch.setattr(ops, "n_step_return", spy)
-    agent(collate(samples))
-    [(next_values, gammas, n, targets)] = calls
-    assert n == n_step
-    targets, next_values = targets.reshape(40, -1, 2), next_values.reshape(40, -1, 2).double()
-    seen = set()
-    for i, sample in enumerate(samples):
-        start, actor, episode = (int(x) for x in sample.obs["observation"][0])
-        stop = start + len(sample)
-        for g, gamma in enumerate(gammas.flatten().double().tolist()):
-
-            def worth(t, *_, i=i, g=g, start=start):
-                return float(next_values[i, t - start - 1, g])
-
-            want = oracle(actor, episode, start, stop, n, gamma, worth, scale=7.0)
-            np.testing.assert_allclose(targets[i, : len(sample), g].numpy(), want, rtol=1e-6, atol=1e-5)
-        if stop == length(actor, episode):
-            seen.add(ending(actor, episode))
-    assert seen == set(ENDINGS.values())
 
 
 def test_the_oracle_against_sums_by_hand():

@@ -36,19 +36,6 @@ def targets_of(agent, batch, seed=0):
     return seen[0]
 
 
-@pytest.mark.parametrize("kind", list(SPACES))
-@pytest.mark.parametrize("name", list(AGENTS))
-def test_lambda_zero_is_the_target_with_one_reward(name, kind):
-    batch, found = batch_of(kind), []
-    for targets in ("n_step", *METHODS):
-        if (targets, kind) != ("tree_backup", "continuous"):
-            torch.manual_seed(0)
-            agent = build(kind, agent_type=AGENTS[name], targets=targets, trace_lambda=0.0)
-            found.append(targets_of(agent, batch)[batch.transition_mask[..., 0]])
-    for other in found[1:]:
-        torch.testing.assert_close(other, found[0])
-
-
 @pytest.mark.parametrize("targets", METHODS)
 def test_targets_do_not_depend_on_padding_nor_on_what_follows_the_end(targets):
     torch.manual_seed(0)
@@ -66,26 +53,6 @@ def test_targets_do_not_depend_on_padding_nor_on_what_follows_the_end(targets):
     torch.testing.assert_close(second[0, :3], first[0, :3])
     torch.testing.assert_close(second[1:][batch.transition_mask[1:, :, 0]], first[1:][batch.transition_mask[1:, :, 0]])
     assert not torch.allclose(second[0, 3], first[0, 3])
-
-
-@pytest.mark.parametrize("targets", METHODS)
-def test_a_late_reward_reaches_the_first_step(targets):
-    torch.manual_seed(0)
-    agent = build("discrete", targets=targets, trace_lambda=1.0, popart=False)
-    batch = batch_of("discrete")
-    batch.dones[:] = False
-    before = targets_of(agent, batch)
-    batch.rews[0, -1] += 1.0
-    after = targets_of(agent, batch)
-    gain = (after - before)[0]
-    assert (gain[:, 1:] > 0).all()  # the first discount is 0.1
-    assert gain[-1, -1] == pytest.approx(10.0)  # times reward_multiplier
-    assert gain[0, -1] < 5.0, "no further than the policy agrees with the data"
-    n_step = build("discrete", popart=False)
-    batch.rews[0, -1] -= 1.0
-    before = targets_of(n_step, batch)
-    batch.rews[0, -1] += 1.0
-    assert ((targets_of(n_step, batch) - before)[0, :-1] == 0).all()
 
 
 DECLARED = [ExtraField("behaviour_log_prob", rows="T", source="behaviour", dtype=d) for d in ("float16", "float32", "float64")]
@@ -128,9 +95,6 @@ def test_masked_actions_and_critics_of_ones_own():
     batch.obs["mask"] = legal.float()
     agent(batch).backward()
     assert torch.isfinite(agent.update_info["Critic Loss"])
-
-
-# ---- burn-in
 
 
 def losses_by_step(agent, batch):

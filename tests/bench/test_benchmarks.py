@@ -2,22 +2,17 @@
 
 import json
 import math
-import os
 import shutil
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from amago.store import TrajectoryStore
-from benchmarks import cluster_check, cluster_sizes, replay
+from benchmarks import cluster_check, cluster_sizes
 from benchmarks.__main__ import main
 from benchmarks.cluster_model import MEASURED, Constants
-from benchmarks.context import Remembering
 from benchmarks.peer import Peer, PeerError
-from benchmarks.policy_step import Acting, make_agent, step_matrices
 
 ROOT = Path(__file__).parents[2]
 KEYS = {"case", "ours", "unit", "ceiling", "ratio", "machine", "commit", "threads", "peer", "ratio_to_peer"}
@@ -49,9 +44,6 @@ def smoke(tmp_path, monkeypatch):
     torch.set_num_threads(before)
 
 
-# ---- acting ----------------------------------------------------------------------------------------------------------------
-
-
 def test_policy_step(smoke):
     rows = smoke("policy_step")
     assert list(rows) == [f"{traj}, 4 actors" for traj in TRAJ]
@@ -76,36 +68,6 @@ def test_context(smoke):
     assert [case for case, row in rows.items() if row["target"] == 0.6] == ["context 16, full, float32"]
     assert all("products" in rows[case]["details"] for case in cases)
 
-
-@pytest.mark.parametrize(("traj", "matrices"), [("FF", 14), ("GRU", 13), ("Transformer", 19)])
-def test_the_ceiling_of_a_step_multiplies_by_every_matrix(smoke, traj, matrices):
-    agent, seen = make_agent(traj, 8, True), set()
-    for module in (agent.tstep_encoder, agent.traj_encoder, agent.actor):
-        named = ((name.rpartition(".")[2], p) for name, p in module.named_parameters())
-        seen |= {p.data_ptr() for name, p in named if name.startswith("weight") and p.ndim == 2}
-    assert {p.data_ptr() for p in step_matrices(agent)} == seen
-    assert len(seen) == matrices
-
-
-def test_rollouts_of_the_policy_alone_begin_at_different_steps(smoke):
-    acting = Acting(make_agent("Transformer", 8, True), 5, episode=4)
-    assert sorted(set(acting.times.tolist())) == [1, 2, 3, 4]
-    lengths = [acting.memory.host_lengths.copy() for _ in range(9) if acting.step() is not None]
-    assert {int(n) for row in lengths for n in row} == {1, 2, 3, 4}, "every rollout is four steps long"
-    np.testing.assert_array_equal(lengths[0], lengths[4])
-
-
-def test_a_memory_in_the_middle_of_a_rollout_is_as_long_as_asked(smoke):
-    steps = Remembering(make_agent("Transformer", 16, True), 3, 9, torch.bfloat16)
-    assert steps.cache.keys.dtype == torch.bfloat16
-    assert steps.cache.host_lengths.tolist() == steps.cache.lengths.tolist() == [9, 8, 7]
-    steps.step()
-    assert steps.cache.host_lengths.tolist() == [10, 9, 8]
-    steps.restart()
-    assert steps.cache.lengths.tolist() == [9, 8, 7]
-
-
-# ---- learning, data, start-up ----------------------------------------------------------------------------------------------
 
 CASES = {
     "learner": ("Agent, discrete (5), length 4, float32", "Agent, continuous (6-D), length 4, bf16", "MultiTaskAgent, discrete (5), length 4, bf16"),
@@ -134,22 +96,6 @@ def test_memory_of_the_learner(smoke):
     assert set(rows) == {f"{agent}, continuous (6-D), length 4, float32" for agent in ("Agent", "MultiTaskAgent")}
 
 
-def test_the_ceiling_of_replay_reads_the_very_bytes(tmp_path):
-    replay.write(replay.TINY[0], tmp_path, "segments")
-    store = TrajectoryStore(tmp_path)
-    store.refresh()
-    slices = replay.Slices(store, 5)
-    for (index, start), ranges in zip(slices.asked, slices.ranges):
-        traj = store.read(index, start, start + replay.SLICE)
-        raw = sorted(os.pread(fd, n, at) for fd, at, n in ranges)
-        arrays = (*traj.obs.values(), traj.actions, traj.rews, traj.dones)
-        assert raw == sorted(a.tobytes() for a in arrays)
-    slices.close()
-
-
-# ---- launches --------------------------------------------------------------------------------------------------------------
-
-
 def test_the_constants_are_measured_and_kept(smoke, tmp_path):
     cases = smoke("cluster", "--constants")
     for part in ("from a bus", "bundling", "a look", "publication", "loading", "sequences", "a learner", "memory"):
@@ -173,9 +119,6 @@ def test_a_launch_of_ones_own_is_simulated(capsys):
     cluster_sizes.main(["--collectors", "3", "--update", "0.2", "--limits", "0.01:0.05"])
     printed = capsys.readouterr().out
     assert all(part in printed for part in ("closed form", "learner waits", "| 3 |"))
-
-
-# ---- a second checkout of this package, measured in turns with the first ---------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """Velocities of collected cheetahs: hidden targets are found from rewards, and rollouts are cut apart where they end."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

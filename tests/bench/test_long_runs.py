@@ -1,7 +1,5 @@
 """The long runs: their commands, their settings, and what is said of their cost."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -32,9 +30,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-# ---- settings --------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("run", RUNS, ids=NAMES)
 def test_settings_of_the_zoo_are_those_of_the_run(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """No line of a zoo file is without effect: beaten by an argument of the script, or for a class that the run has not."""
@@ -54,13 +49,8 @@ def test_sizes_are_the_published_ones() -> None:
     for run in RUNS:
         e, agent = build(run)
         sizes[run.name] = (
-            e.max_seq_len,
-            e.batch_size,
-            e.parallel_actors,
-            e.train_timesteps_per_epoch,
-            e.epochs,
-            type(agent).__name__,
-        )
+            e.max_seq_len, e.batch_size, e.parallel_actors, e.train_timesteps_per_epoch, e.epochs, type(agent).__name__,
+        )  # fmt: skip
         assert agent.traj_encoder.emb_dim == {"tmaze_10k": 128, "metaworld_ml45": 320}.get(run.name, 256)
     assert sizes == {
         "tmaze_10k": (10_000, 18, 36, 10_000, 500, "Agent"),
@@ -68,42 +58,6 @@ def test_sizes_are_the_published_ones() -> None:
         "crafter_long": (512, 18, 24, 2000, 5000, "Agent"),
         "atari_multigame": (32, 32, 30, 1000, 10_000, "MultiTaskAgent"),
     }
-
-
-# ---- counting --------------------------------------------------------------------------------------------------------------
-
-
-class OneLayer(torch.nn.Module):
-    """What `operations` needs of an agent: the loss of a single linear layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(20, 7, bias=False)
-
-    @property
-    def trainable_params(self) -> list[torch.nn.Parameter]:
-        return list(self.parameters())
-
-    def soft_sync_targets(self) -> None:
-        """There are none."""
-        self.synced = True
-
-    def forward(self, batch: Any) -> Any:
-        out = self.layer(batch.obs["observation"][:, 1:])
-        return out.mean()
-
-
-def test_one_linear_layer_counted_by_hand() -> None:
-    case = Case(Agent, gym.spaces.Discrete(3), 4, False)
-
-    def batch(size: int, length: int) -> Any:
-        return make_batch(replace(case, batch=size, length=length))
-
-    one: Any = OneLayer()
-    counted, kept = operations.of_update(one, batch, batch=24, length=128)
-    # rows x 20 x 7 products forward and for the weights' gradient; observations need none
-    assert counted == 2 * 2 * 24 * 128 * 20 * 7
-    assert 24 * 128 * 20 * 4 <= kept < 25 * 128 * 20 * 4  # the layer's input, and little else
 
 
 @pytest.mark.parametrize("agent_type", [Agent, MultiTaskAgent])
@@ -121,9 +75,6 @@ def test_counts_agree_with_the_products_of_the_formulas(agent_type: Any) -> None
     assert counted == pytest.approx(by_hand, rel=0.05)
 
 
-# ---- costs -----------------------------------------------------------------------------------------------------------------
-
-
 def test_table_of_all_runs() -> None:
     costs = [long_runs.measure(run, 16, *SHORT.split()) for run in RUNS]
     for cost in costs:
@@ -134,9 +85,6 @@ def test_table_of_all_runs() -> None:
     for lines in (counted, timed):
         assert [line.split(" | ")[0].removeprefix("| ") for line in lines[2:]] == [run.title for run in RUNS]
         assert len({line.count("|") for line in lines}) == 1
-
-
-# ---- the page --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("run", RUNS, ids=NAMES)

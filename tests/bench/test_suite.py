@@ -1,7 +1,5 @@
 """The suite of learning tasks: its environments, its statistics, and runs that end with their budget and continue."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -39,9 +37,6 @@ def curve(*scores: float) -> list[Point]:
     return [Point(10.0 * i, 100 * i, 5 * i, s) for i, s in enumerate(scores)]
 
 
-# ---- tasks -----------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("task", TASKS, ids=[t.name for t in TASKS])
 def test_random_actions_score_as_the_task_says(task):
     env = task.make()
@@ -63,9 +58,6 @@ def test_random_actions_score_as_the_task_says(task):
     assert task.scaled(task.high) == 1
 
 
-# ---- statistics ------------------------------------------------------------------------------------------------------------
-
-
 def test_time_to_threshold():
     both, luck = (0, 1.2, 0.9), (2,)  # both together reach it; one evaluation may be luck
     expected = {(0, 1, 1): 10.0, both: 10.0, (0, 1, 0, 1, 1): 30.0, (0, 0.9, 1.5, 0): math.inf, luck: math.inf}
@@ -84,9 +76,6 @@ def test_the_probability_of_improvement_and_its_interval():
     assert low >= 0.5
     with pytest.raises(ValueError, match="no task in common"):
         statistics.probability_of_improvement({"x": [1]}, {"y": [1]})
-
-
-# ---- runs ------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -220,9 +209,6 @@ def test_what_amago_train_reaches_is_recorded_and_drawn(tmp_path, capsys):
     assert (tmp_path / "curves.png").stat().st_size > 5000
 
 
-# ---- POPGym ----------------------------------------------------------------------------------------------------------------
-
-
 def test_the_table_of_popgym_counts_the_games_that_reach_the_best_published(tmp_path, capsys):
     for name, greedy in (("RepeatPreviousMedium", 0.95), ("AutoencodeHard", -0.5), ("AutoencodeEasy", -0.5)):
         path = board.result_path(tmp_path, name, 0)
@@ -245,9 +231,6 @@ def test_the_table_of_popgym_counts_the_games_that_reach_the_best_published(tmp_
     assert "RepeatFirst" not in out
     assert "At least the best of 13: 2 of 3 that were trained, of 24." in out
     assert picture.stat().st_size > 5_000
-
-
-# ---- T-Maze ----------------------------------------------------------------------------------------------------------------
 
 
 def test_a_corridor_is_trained_and_shown(tmp_path, capsys, monkeypatch):
@@ -277,9 +260,6 @@ def test_a_corridor_is_trained_and_shown(tmp_path, capsys, monkeypatch):
     assert "| 300, gru | " in capsys.readouterr().out.splitlines()[2]
 
 
-# ---- recorded data ---------------------------------------------------------------------------------------------------------
-
-
 def test_every_method_learns_from_a_record_and_is_shown(tmp_path, capsys, monkeypatch):
     small = [replace(e, judged=2) for e in offline.BOARD.entries]
     monkeypatch.setattr(offline, "BOARD", replace(offline.BOARD, entries=small))
@@ -292,9 +272,6 @@ def test_every_method_learns_from_a_record_and_is_shown(tmp_path, capsys, monkey
     *_, row = capsys.readouterr().out.splitlines()
     assert row.startswith("| Pendulum-v1, all of training (Minari) | -")
     assert row.count(" | -") == len(offline.METHODS) == len(list(offline.SETTINGS.glob("*.gin")))
-
-
-# ---- new worlds ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_task_of_new_worlds_is_trained_and_shown(tmp_path, capsys, monkeypatch):
@@ -311,9 +288,6 @@ def test_a_task_of_new_worlds_is_trained_and_shown(tmp_path, capsys, monkeypatch
     assert all(re.search(r"\| success [01]\.\d\d in attempt 1; [01]\.\d\d in attempt 2 \|", row) for row in rows)
     assert "| 2, 0.00M |" in rows[0]
     assert picture.stat().st_size > 5_000
-
-
-# ---- learning from labels --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model", supervised.MODELS)

@@ -10,12 +10,9 @@ from messages import refused
 from amago import Callback, cli_utils
 from amago.agent import Agent
 from amago.envs.exploration import BilevelEpsilonGreedy, EpsilonGreedy
-from amago.nets.cnn import DrQCNN, IMPALAishCNN
 from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder
 from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder
 from amago.run.console import metrics_table
-
-# ---- tables --------------------------------------------------------------------------------------------------------------
 
 
 def test_a_table_begins_with_the_headline_and_counts_like_people():
@@ -29,9 +26,6 @@ def test_a_table_begins_with_the_headline_and_counts_like_people():
         ["Attempt 10 Success", "1"],
     ]
     assert "no rollout ended" in metrics_table({}, "title")
-
-
-# ---- helpers of scripts --------------------------------------------------------------------------------------------------
 
 
 def test_whole_numbers():
@@ -71,12 +65,6 @@ def test_switching_other_parts():
     cli_utils.use_config(settings)
     assert EpsilonGreedy(tiny.tmaze()).eps_start == 0.5
     assert BilevelEpsilonGreedy(tiny.tmaze()).rollout_horizon == 3
-
-
-def test_arguments_given_to_a_switch_win():
-    settings = {}
-    cli_utils.switch_traj_encoder(settings, "transformer", memory_size=32, d_ff=7)
-    assert settings["amago.nets.traj_encoders.TformerTrajEncoder.d_ff"] == 7
 
 
 @gin.configurable
@@ -205,42 +193,6 @@ def test_a_script_trains_then_evaluates_and_prints_a_table(tmp_path, capsys):
     cli_utils.main(None, add_cli, make_experiment, lambda e: tested.append((e.run_name, e.epoch)), argv[:4])
     assert [name for name, _ in tested] == ["run"]
     assert "after training" not in capsys.readouterr().out
-
-
-def test_what_an_evaluation_after_training_is_asked_for(capsys):
-    class Recorded:
-        """With an even number of steps, where rounding shows."""
-
-        val_timesteps_per_epoch, make_val_env = 26, "validation"
-
-        def __init__(self):
-            self.asked = []
-
-        def evaluate_test(self, make_env, timesteps):
-            self.asked.append((make_env, timesteps))
-            return {"Average Total Return (Across All Env Names)": 2.5}
-
-    e = Recorded()
-    cli_utils.evaluate_after_training(e)
-    cli_utils.evaluate_after_training(e, 9)
-    cli_utils.evaluate_after_training(e, 10, "other", "in other mazes")
-    assert e.asked == [("validation", 66), ("validation", 9), ("other", 10)]
-    out = capsys.readouterr().out
-    assert [line for line in out.splitlines() if "-" not in line and "Average" not in line] == [
-        "after training", "after training", "in other mazes",
-    ]  # fmt: skip
-
-
-def test_picture_encoders_by_name():
-    parser = ArgumentParser()
-    cli_utils.add_pixel_cli(parser)
-    args = parser.parse_args(["--cnn", "drq", "--no_augmentation"])
-    settings = {}
-    cli_utils.switch_tstep_encoder(settings, "cnn", cnn_type=args.cnn, drqv2_aug=not args.no_augmentation)
-    assert {k.rpartition(".")[2]: v for k, v in settings.items()} == {"cnn_type": DrQCNN, "drqv2_aug": False}
-    default = parser.parse_args([])
-    cli_utils.switch_tstep_encoder(settings, "cnn", cnn_type=default.cnn, drqv2_aug=not default.no_augmentation)
-    assert {k.rpartition(".")[2]: v for k, v in settings.items()} == {"cnn_type": IMPALAishCNN, "drqv2_aug": True}
 
 
 def test_trials_are_closed_even_if_one_fails(tmp_path):

@@ -40,15 +40,8 @@ WORDS = (
 def test_a_script_runs_itself_as_learner_and_collectors(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     words = [
-        sys.executable,
-        "script.py",
-        *WORDS.split(),
-        "--buffer_dir",
-        "runs",
-        "--collectors",
-        "2",
-        "--updates_per_step=:0.1",
-    ]
+        sys.executable, "script.py", *WORDS.split(), "--buffer_dir", "runs", "--collectors", "2", "--updates_per_step=:0.1",
+    ]  # fmt: skip
     done = subprocess.run(words, cwd=tmp_path, env=tiny.environment(), capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr + done.stdout
     assert "learned 4 of" in done.stdout
@@ -75,22 +68,3 @@ def arguments(*words):
 def test_what_contradicts_it_is_refused(words, said):
     with pytest.raises(ValueError, match=said):
         cli_utils.create_experiment_from_cli(arguments(*words), tiny.tmaze, tiny.tmaze, 6, 7)
-
-
-@pytest.mark.parametrize(("file", "program"), [("bin/amago", ["-m", "amago.cli"]), ("train.py", ["FILE"])])
-def test_the_launcher_is_called(monkeypatch, tmp_path, file, program):
-    """The command by its module, which other machines have too."""
-    called = []
-    file = tmp_path / file
-    file.parent.mkdir(exist_ok=True)
-    file.touch()
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
-    monkeypatch.setattr(sys, "argv", [file.name, "--collectors", "2"])
-    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(file), raising=False)
-    monkeypatch.setattr("os.execv", lambda program, words: called.extend(words))
-    monkeypatch.delenv("AMAGO_ROLE", raising=False)
-    words = arguments("--collectors", "2", "--max_policy_lag", "3", "--max_undelivered", "0.5")
-    cli_utils.scripts.relaunch_if_asked(words)
-    assert called[-len(program) - 2 :] == [str(file) if word == "FILE" else word for word in program] + ["--collectors", "2"]
-    assert {"--max-policy-lag=3", "--max-undelivered=0.5"} <= set(called)

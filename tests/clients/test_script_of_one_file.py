@@ -88,12 +88,8 @@ def test_its_classes_reach_the_workers_with_their_settings(tmp_path):
         "--batches_per_epoch 2 --batch_size 2 --memory_size 16 --traj_encoder transformer --agent_type multitask --dloader_workers 0"
     )
     done = subprocess.run(
-        [sys.executable, "client.py", *words.split()],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env=tiny.environment(),
+        [sys.executable, "client.py", *words.split()], cwd=tmp_path, capture_output=True, text=True, env=tiny.environment(),
         timeout=200,
-    )
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert "'Average Total Return in short_7'" in done.stdout

@@ -245,9 +245,6 @@ def test_single_files(tmp_path):
         load_traj_from_disk(damaged)
 
 
-# ---- import -------------------------------------------------------------------------------------------------------------------------
-
-
 def imported(root):
     dataset = DiskTrajDataset(root, "new")
     dataset.configure(DatasetSettings(100))

@@ -13,8 +13,6 @@ from amago import cli_utils
 from amago.nets import attention, transformer
 from amago.nets.traj_encoders import TformerTrajEncoder, TrajEncoder
 
-# ---- sequence models -----------------------------------------------------------------------------------------------------
-
 
 class BeginsWithNone(TrajEncoder):
     """A GRU of a client's own, whose memory is None until its first step."""
@@ -119,9 +117,6 @@ def test_a_token_written_from_outside_is_counted_by_update():
     torch.testing.assert_close(steps(net, seq[:, 5:], times[:, 5:], b), steps(net, seq[:, 5:], times[:, 5:], a))
 
 
-# ---- attention kernels ---------------------------------------------------------------------------------------------------
-
-
 @gin.configurable
 class TheirKernel(transformer.SelfAttention):
     """Attention over (B, L, 3, H, E), with caches that it writes itself."""
@@ -205,19 +200,6 @@ def test_our_kernels_called_in_their_form(kernel):
     assert keys[:, 4:].isnan().all()
     with pytest.raises(ValueError, match="6 slots"):
         attend(qkv[:, :1], keys, values, torch.tensor([6, 0], dtype=torch.int32))
-
-
-def test_their_kernel_may_build_on_ours():
-    class Doubled(transformer.VanillaAttention):
-        def forward(self, qkv, key_cache=None, val_cache=None, cache_seqlens=None):
-            return 2 * super().forward(qkv, key_cache=key_cache, val_cache=val_cache, cache_seqlens=cache_seqlens)
-
-    seq, times = sequence(L=6)
-    doubled = former(attention_type=Doubled, normformer_norms=False)
-    whole = doubled(seq, times)[0]
-    qkv = torch.randn(2, 7, 3, 2, 8)
-    torch.testing.assert_close(Doubled()(qkv), 2 * transformer.VanillaAttention()(qkv))
-    torch.testing.assert_close(steps(doubled, seq, times, doubled.init_hidden_state(3, "cpu")), whole)
 
 
 def test_windows_of_flash_attention():

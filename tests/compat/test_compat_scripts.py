@@ -11,8 +11,6 @@ from amago import Experiment, cli_utils, config
 from amago.loading import DoNothingDataset
 from amago.nets.tstep_encoders import FFTstepEncoder
 
-# ---- flags ---------------------------------------------------------------------------------------------------------------
-
 
 def parse(root, *argv, add=lambda parser: None):
     parser = ArgumentParser()
@@ -41,15 +39,6 @@ def test_the_flags_of_the_original(tmp_path):
     }  # fmt: skip
     assert {name: getattr(e, name) for name in fields} == fields
     assert (e.start_collecting_at_epoch, e.has_dset_edit_rights) == (0, True)  # the mode is not switched
-
-
-def test_defaults_of_the_original(tmp_path):
-    defaults = {
-        "parallel_actors": 12, "epochs": 1000, "batches_per_epoch": 1000, "dset_max_size": 20_000, "val_interval": 20, "ckpt_interval": 50,
-        "dloader_workers": 8,
-    }  # fmt: skip
-    args = parse(tmp_path)
-    assert {name: getattr(args, name) for name in defaults} == defaults
 
 
 @pytest.mark.parametrize("name", ["--grads_per_epoch", "--batches_per_epoch", "--grads-per-epoch", "--batches-per-epoch"])
@@ -88,13 +77,9 @@ def test_a_scripts_own_flags_win(tmp_path, capsys):
     assert parse(tmp_path, "--batch-size", "5", add=own_flags).batch_size == 5
     args = parse(tmp_path, "--max_seq_len", "64", "--eval_timesteps", "50", add=own_flags)
     e = cli_utils.create_experiment_from_cli(
-        args,
-        tiny.tmaze,
-        tiny.tmaze,
-        max_seq_len=args.max_seq_len // 2,
-        group_name="g",
+        args, tiny.tmaze, tiny.tmaze, max_seq_len=args.max_seq_len // 2, group_name="g",
         val_timesteps_per_epoch=args.eval_timesteps,
-    )
+    )  # fmt: skip
     assert (e.max_seq_len, e.val_timesteps_per_epoch, e.batch_size) == (32, 50, 18)
     with pytest.raises(SystemExit):
         parse(tmp_path, "--help", add=own_flags)
@@ -136,9 +121,6 @@ def test_modes(tmp_path):
             assert getattr(switched, field) == getattr(other, field)
 
 
-# ---- gin -----------------------------------------------------------------------------------------------------------------
-
-
 def test_settings_may_change_after_they_were_final():
     calls = []
     gin.config.register_finalize_hook(lambda bindings: calls.append(len(bindings)))
@@ -173,6 +155,3 @@ def test_objects_and_subclasses_in_gin_files(tmp_path):
     cli_utils.use_config(gin_configs=[str(tmp_path / "a.gin")])
     assert gin.query_parameter("Agent.fbc_filter_func").configurable.wrapped is Filter
     assert gin.query_parameter("CompatExperiment.batch_size") == 5
-
-
-# ---- filters -------------------------------------------------------------------------------------------------------------

@@ -41,17 +41,6 @@ def sequence(t, start=0, **more):
     )  # fmt: skip
 
 
-# ---- RLData -------------------------------------------------------------------------------------------------------------------------
-
-
-def test_arrays_of_numpy_become_tensors():
-    data = sequence(5)
-    arrays = {name: getattr(data, name).numpy() for name in ("rews", "dones", "actions", "time_idxs")}
-    same = RLData(obs={k: v.numpy() for k, v in data.obs.items()}, **arrays)
-    assert same.rl2s.equal(data.rl2s)
-    assert RLData_pad_collate([same, data]).obs["observation"].shape == (2, 6, *data.obs["observation"].shape[1:])
-
-
 @pytest.mark.parametrize("padded", ["none", "left", "right", "both"])
 def test_random_slices(padded):
     lengths = set()
@@ -80,9 +69,6 @@ def test_slices_follow_torchs_seed():
     assert len(sequence(5).random_slice(100)) == 5
     with pytest.raises(ValueError, match=naming("padded_sampling", "middle")):
         sequence(5).random_slice(3, "middle")
-
-
-# ---- padding ------------------------------------------------------------------------------------------------------------------------
 
 
 def test_training_batches_have_the_same_padding(tmp_path):
@@ -174,9 +160,6 @@ def test_what_padding_holds_changes_no_loss(traj):
         losses[value] = loss.item(), [p.grad.clone() for p in agent.parameters() if p.grad is not None]
     assert losses[0.0][0] == losses[4.0][0]
     assert all(torch.equal(a, b) for a, b in zip(losses[0.0][1], losses[4.0][1]))
-
-
-# ---- RLDataset ----------------------------------------------------------------------------------------------------------------------
 
 
 class Client(RLDataset):
@@ -286,9 +269,6 @@ def test_a_client_may_read_the_experiment_itself(tmp_path):
     e.close()
 
 
-# ---- MixtureOfDatasets --------------------------------------------------------------------------------------------------------------
-
-
 class Named(Client):
     def __init__(self, name, ready=True):
         super().__init__(name)
@@ -323,17 +303,6 @@ def test_parts_of_one_name_are_numbered():
     mixture = MixtureOfDatasets([Client(), Client()], [0.5, 0.5])
     mixture.configure(DatasetSettings(4))
     assert set(mixture._sampling_metrics) == {"Client 1 Current Sample Weight", "Client 2 Current Sample Weight"}
-
-
-def test_a_mixture_draws_whole_trajectories_when_asked_without_a_stream():
-    mixture = MixtureOfDatasets([Client()], [1.0])
-    mixture.configure(DatasetSettings(4))
-    assert {len(mixture.sample_random_trajectory()) for _ in range(40)} == {3, 20, 30}
-    assert {len(mixture.sample_random_trajectory(np.random.default_rng(i))) for i in range(40)} == {3, 4}
-    assert {len(mixture.sample_batch(np.random.default_rng(0), 4).rews) for _ in range(4)} == {4}
-
-
-# ---- DiskTrajDataset ----------------------------------------------------------------------------------------------------------------
 
 
 def buffer(root, lengths, part="fifo"):

@@ -16,7 +16,7 @@ from amago import config
 from amago.agent import Agent, BaseAgent, MultiTaskAgent
 from amago.loading import Batch
 from amago.nets.actor_critic import Actor, NCritics
-from amago.nets.traj_encoders import GRUTrajEncoder, TformerTrajEncoder
+from amago.nets.traj_encoders import GRUTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
 
 OBS = gym.spaces.Dict({"observation": gym.spaces.Box(-9, 9, (4,)), "text": gym.spaces.Box(-9, 9, (2,))})
@@ -63,16 +63,10 @@ def padded_batch(kind="discrete"):
     return batch
 
 
-# ---- construction --------------------------------------------------------------------------------------------------------
-
-
 def test_observations_that_an_actor_would_ignore_are_told():
     with pytest.warns(UserWarning, match=r"pass_obs_keys_to_actor=\['text'\], but Actor ignores observations"):
         agent = build(pass_obs_keys_to_actor=["text"])
     assert agent.pass_obs_keys_to_actor == ["text"]
-
-
-# ---- the loss ------------------------------------------------------------------------------------------------------------
 
 
 class Auxiliary(Agent):
@@ -185,9 +179,6 @@ def test_masks_of_the_experiment_come_after_those_of_the_agent(tmp_path):
     e.close()
 
 
-# ---- targets -------------------------------------------------------------------------------------------------------------
-
-
 def test_an_agent_is_copied_after_a_loss():
     agent, batch = build(), padded_batch()
     agent(batch, log_step=True).backward()
@@ -230,9 +221,6 @@ def test_targets_of_a_subclass_with_real_copies():
     assert agent(padded_batch()).isfinite()
 
 
-# ---- acting --------------------------------------------------------------------------------------------------------------
-
-
 @BOTH
 @KINDS
 def test_actions_with_a_dimension_of_timesteps(agent_type, kind):
@@ -253,23 +241,6 @@ def test_actions_with_a_dimension_of_timesteps(agent_type, kind):
         torch.testing.assert_close(actions[:, 0].to(flat.dtype), flat)
     with pytest.raises(ValueError, match=r"takes one timestep, rl2s \(N, 1 \+ A\) or \(N, 1, 1 \+ A\), got \(3, 2,"):
         agent.get_actions(batch.obs, batch.rl2s[:, :2], batch.time_idxs, None)
-
-
-def test_states_of_whole_sequences_and_memory():
-    for traj in (GRUTrajEncoder, TformerTrajEncoder):
-        agent, batch = build(traj=traj).eval(), padded_batch()
-        whole, hidden = agent.get_state_embedding(batch.obs, batch.rl2s, batch.time_idxs)
-        assert whole.shape == (B, L + 1, 16)
-        hidden = agent.init_hidden_state(B, "cpu")
-        for t in range(2):
-            step = {k: v[:, t : t + 1] for k, v in batch.obs.items()}, batch.rl2s[:, t : t + 1], batch.time_idxs[:, t : t + 1]
-            with torch.no_grad():
-                one, hidden = agent.get_state_embedding(*step, hidden_state=hidden)
-            torch.testing.assert_close(one[:, 0], whole[:, t], rtol=1e-4, atol=1e-4)
-        agent.reset_hidden_state(hidden, np.array([True, False, False]))
-
-
-# ---- weights -------------------------------------------------------------------------------------------------------------
 
 
 @BOTH
@@ -327,32 +298,6 @@ def test_a_base_agent_of_ones_own(tmp_path):
     values = tiny.rows(e.run_dir, "train")[-1]["values"]
     assert values["Loss"] == pytest.approx(values["Actor Loss"])
     e.close()
-
-
-class OwnStatistics(Agent):
-    """Fills ``update_info`` as agents of the original do, whose masks have every dimension, or a row for the last observation."""
-
-    def forward(self, batch, log_step):
-        loss = super().forward(batch, log_step)
-        if log_step:
-            wide = batch.transition_mask[:, :, None, None].expand(-1, -1, C, G, -1)
-            r = batch.rews[:, :, None, None].expand(-1, -1, 1, G, -1)
-            self.update_info |= self._td_stats(wide, torch.ones(B, L, C, G, 1), r=r)
-            states = batch.mask[:, :, None].expand(-1, -1, G, -1)
-            self.update_info |= self._filter_stats(states, torch.full((B, L, G, 1), -2.0), torch.ones(B, L + 1, G, 1))
-        return loss
-
-
-def test_statistics_take_masks_of_every_shape():
-    agent, batch = build(agent_type=OwnStatistics), padded_batch()
-    agent(batch, log_step=True)
-    real = batch.rews[batch.transition_mask]
-    assert float(agent.update_info["r (mean)"]) == pytest.approx(real.mean().item(), abs=1e-5)
-    assert float(agent.update_info["r (std)"]) == pytest.approx(real.std(correction=0).item(), abs=1e-5)
-    assert float(agent.update_info["Log-Probability of Actions"]) == pytest.approx(-2.0)
-    assert float(agent.update_info["Filter Weight"]) == pytest.approx(1.0)
-    with pytest.raises(ValueError, match="more than the last observation"):
-        agent._td_stats(batch.mask, torch.ones(B, L - 2, C, G, 1))
 
 
 def test_heads_and_agents_have_what_overrides_read():

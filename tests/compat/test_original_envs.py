@@ -217,22 +217,6 @@ def test_a_subclass_acts_in_every_kind_of_pool(tmp_path):
     assert results["sync"][0][2] == pytest.approx({"Valid Actions": 5 / 6, "Step": 3.0})
 
 
-# ---------------------------------------------------------------------- SequenceWrapper and EnvCreator
-
-
-def test_rows_reset_by_themselves_in_sequences():
-    env = SequenceWrapper(two_battles())
-    env.reset()
-    for _ in range(5):
-        obs, reward, _, truncated, _ = env.step(np.array([[1], [2]], np.uint8))
-    assert truncated.all()
-    assert reward.tolist() == [1.0, 2.0]
-    assert obs["text"][:, 0].tolist() == [0, 0]
-    assert not env.current_timestep[1].any()
-    assert env.return_history.data == {"two": [5.0, 10.0]}
-    assert env.total_frames == 10
-
-
 def test_active_trajectories(tmp_path):
     env = SequenceWrapper(BattleAMAGO(turns=300), tmp_path, save_every=(10, 20))
     env.reset()
@@ -251,9 +235,6 @@ def test_active_trajectories(tmp_path):
     rows.reset()
     rows.step(np.array([[1], [2]]))
     assert [t[1].prev_action.argmax() for t in rows.active_trajs] == [1, 2]
-
-
-# ---------------------------------------------------------------------- env_utils
 
 
 def test_environments_side_by_side():
@@ -304,9 +285,6 @@ def test_spaces_of_the_older_package():
         space_convert(object())
 
 
-# ---- exploration
-
-
 def cartpole():
     return AMAGOEnv(gym.make("CartPole-v1"), "cartpole")
 
@@ -337,22 +315,3 @@ def test_a_generator_of_another_kind_does_not_stop_a_checkpoint():
     fresh = Old(cartpole())
     fresh.load_state_dict(env.state_dict())
     assert fresh.global_step == 1
-
-
-def test_exploration_with_attributes_of_its_own():
-    """Gymnasium before 1.0 forwards attributes; some clients add them by hand."""
-
-    class ByHand(EpsilonGreedy):
-        def __init__(self, amago_env):
-            super().__init__(amago_env)
-            self.env_name = "by hand"
-
-        @property
-        def step_count(self):
-            return self.env.step_count
-
-    recorder = SequenceWrapper(ByHand(cartpole()))
-    recorder.reset()
-    recorder.step(1)
-    assert recorder.env.env_name == "by hand"
-    assert recorder.step_count.tolist() == [1]

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 import amago
 from amago import cli_utils
-from amago.envs import AMAGOEnv, EnvCreator, make_pool
+from amago.envs import AMAGOEnv, EnvCreator
 from amago.envs.builtin import TMazePassive
 from amago.envs.env_utils import DummyAsyncVectorEnv
 from amago.loading import Batch, RLData_pad_collate
@@ -35,9 +35,6 @@ class Maze(AMAGOEnv):
 
     def lose_the_line(self):
         raise ConnectionError("the server is gone")
-
-
-# ---- before start, and in parts --------------------------------------------------------------------------------------------
 
 
 def test_accelerator_and_device_exist_before_the_start(tmp_path):
@@ -87,58 +84,6 @@ def test_the_parts_of_start_are_called_one_by_one(tmp_path, model_first):
     again.close()
 
 
-def test_a_policy_acts_without_checkpoints_and_log(tmp_path):
-    e = experiment(tmp_path)
-    e.init_dsets()
-    e.init_envs()
-    e.init_model()
-    _, (returns, _) = e.interact(e.val_envs, EPISODE)
-    assert [len(r.data["TMaze"]) for r in returns] == [1, 1]
-    assert not e.run_dir.joinpath("ckpts").exists()
-    e.close()
-
-
-def test_start_calls_its_parts_in_order(tmp_path):
-    calls = []
-
-    class Recorded(amago.Experiment):
-        pass
-
-    parts = [
-        "init_dsets",
-        "init_envs",
-        "init_dloaders",
-        "init_model",
-        "init_optimizer",
-        "init_checkpoints",
-        "init_logger",
-        "summary",
-    ]
-    for name in parts:
-
-        def told(self, *args, _name=name, **kwargs):
-            calls.append(_name)
-            return getattr(super(Recorded, self), _name)(*args, **kwargs)
-
-        setattr(Recorded, name, told)
-    started(tmp_path, experiment_type=Recorded, verbose=True).close()
-    assert calls == parts
-
-
-PLACEHOLDER = {
-    "epochs": 0, "train_batches_per_epoch": 0, "train_timesteps_per_epoch": 0, "val_timesteps_per_epoch": 0,
-    "start_learning_at_epoch": INF, "start_collecting_at_epoch": INF, "val_interval": 0, "ckpt_interval": 0,
-}  # fmt: skip
-
-
-def test_an_experiment_that_is_there_to_act_only(tmp_path):
-    e = learned(tmp_path, **PLACEHOLDER)
-    metrics = e.evaluate_test([tiny.tmaze, tiny.tmaze], timesteps=EPISODE)
-    assert metrics["Average Total Return in TMaze"] <= 1
-    assert e.policy_metrics([], []) == {}
-    e.close()
-
-
 def test_zero_switches_intervals_off(tmp_path):
     class Strict(amago.Experiment):
         def evaluate_val(self):
@@ -157,9 +102,6 @@ def test_evaluation_by_the_mode_has_two_names(tmp_path, field):
     setattr(e, field, False)  # after the start
     assert e.evaluate_test(tiny.cartpole, 31) == e.evaluate_test(tiny.cartpole, 31)
     e.close()
-
-
-# ---- environments ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
@@ -238,9 +180,6 @@ def test_parts_of_a_subclass_that_collects_by_itself(tmp_path):
     again.close()
 
 
-# ---- acting ----------------------------------------------------------------------------------------------------------------
-
-
 def test_interact_returns_memory_and_histories(tmp_path):
     e = started(tmp_path, traj="gru")
     envs = e.val_envs
@@ -279,20 +218,6 @@ def test_an_overridden_interact_collects_and_evaluates(tmp_path):
     e.close()
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_the_memory_of_the_actors_outlives_the_phase(tmp_path, workers):
-    e = started(tmp_path, traj="gru", env_mode="async", env_workers=workers, parallel_actors=4)
-    assert e.hidden_state is None
-    e.collect_new_training_data()
-    kept = e.hidden_state
-    assert kept is not None
-    e.hidden_state = None
-    assert e.hidden_state is None
-    e.hidden_state = kept
-    e.collect_new_training_data()
-    e.close()
-
-
 class Stepwise(amago.Agent):
     """Expects a dimension of one timestep, as the original calls it."""
 
@@ -310,9 +235,6 @@ def test_an_overridden_get_actions_acts_in_rollouts(tmp_path, mode):
     assert (batch.actions.argmax(-1)[batch.transition_mask.squeeze(-1)] == 1).all()
     assert e.learner.grad_steps == 2
     e.close()
-
-
-# ---- the loop --------------------------------------------------------------------------------------------------------------
 
 
 def test_the_order_of_an_epoch(tmp_path):
@@ -389,31 +311,6 @@ def test_train_step_is_replaced_as_a_whole(tmp_path):
     again.close()
 
 
-def test_hooks_are_overridden_around_super(tmp_path):
-    seen = []
-
-    class Hooked(amago.Experiment):
-        def collect_new_training_data(self):
-            if self.epoch == 0:
-                return  # nothing this time
-            super().collect_new_training_data()
-            self.log({"Opponents": 3}, key="league")
-
-        def evaluate_val(self):
-            super().evaluate_val()
-            seen.append(self.epoch)
-
-        def init_optimizer(self, policy):
-            return torch.optim.SGD(policy.trainable_params, lr=self.learning_rate)
-
-    e = learned(tmp_path, experiment_type=Hooked, epochs=2, val_interval=1)
-    assert seen == [0, 1]
-    assert [r["values"] for r in tiny.rows(e.run_dir, "league")] == [{"Opponents": 3.0}]
-    assert (e.env_steps, e.learner.grad_steps) == (24, 2)
-    assert isinstance(e.optimizer.optimizer, torch.optim.SGD)
-    e.close()
-
-
 class OwnLoop(amago.Experiment):
     """``learn`` is replaced as a whole; the number of the epoch is set at its beginning or at its end."""
 
@@ -470,9 +367,6 @@ def test_init_model_is_replaced_as_a_whole(tmp_path):
     again.close()
 
 
-# ---- loaders ---------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("returned", [False, True])
 def test_a_data_loader_of_torch(tmp_path, returned):
     class OwnLoader(amago.Experiment):
@@ -507,9 +401,6 @@ def test_ones_own_iterable_is_trained_on_to_its_end(tmp_path):
     e = learned(tmp_path, experiment_type=Five, train_batches_per_epoch=3)
     assert e.learner.grad_steps == 5
     e.close()
-
-
-# ---- checkpoints -----------------------------------------------------------------------------------------------------------
 
 
 def test_start_and_then_load_continues_an_earlier_run(tmp_path):
@@ -582,9 +473,6 @@ def test_the_policy_is_called_after_a_checkpoint_is_loaded(tmp_path):
     e.close()
 
 
-# ---- subclasses and scripts ------------------------------------------------------------------------------------------------
-
-
 def test_collect_only_configures_the_data_set(tmp_path):
     e = experiment(tmp_path)
     assert not e.dataset.configured
@@ -595,16 +483,4 @@ def test_collect_only_configures_the_data_set(tmp_path):
     e.start()
     e.learn()
     assert e.env_steps == 24
-    e.close()
-
-
-def test_interact_takes_pools_and_their_vector_form(tmp_path):
-    e = started(tmp_path)
-    pool = make_pool([tiny.tmaze] * 3, env_mode="sync", seed=1)
-    pool.reset()
-    hidden, (returns, _) = e.interact(pool, EPISODE)
-    assert len(returns) == 3
-    _, (returns, _) = e.interact(amago.envs.PoolEnv(pool), EPISODE, hidden_state=hidden)
-    assert [len(r.data["TMaze"]) for r in returns] == [1, 1, 1]
-    pool.close()
     e.close()

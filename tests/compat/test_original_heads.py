@@ -81,9 +81,6 @@ def test_agents_train_and_act_with_any_distribution_of_torch(agent_type, dist_ty
     torch.testing.assert_close(greedy.float(), want[:, :, -1].float())
 
 
-# ---- critics -------------------------------------------------------------------------------------------------------------
-
-
 class Doubling(NCritics):
     """Overrides the hook with the arguments that the original has."""
 

@@ -179,9 +179,6 @@ def test_critics_of_multitask_agents_classify():
     assert (low, high) == (pytest.approx(math.exp(-5)), pytest.approx(math.exp(2)))
 
 
-# ---- Gymnasium's own vector of the client's environments -----------------------------------------------------------------
-
-
 class Longer(AMAGOEnv):
     rested = 0
 

@@ -113,16 +113,6 @@ def test_an_experiment_checks_its_extra_fields_before_it_starts(tmp_path):
     )
 
 
-@pytest.mark.parametrize("make_env", [tiny.tmaze, tiny.bits])
-def test_log_probabilities_are_recorded_in_training(tmp_path, make_env):
-    e = tiny.started(tmp_path, make_env, extra_fields=[amago.ExtraField("log_prob", rows="T", source="policy")])
-    e.learn()
-    batch = e.dataset.sample_batch(np.random.default_rng(0), 8)
-    real = batch.extras["log_prob"][batch.transition_mask[..., 0]]
-    assert (real < 0).all()
-    assert len(real.unique()) > 2
-
-
 def test_wrong_declarations_are_refused():
     wrong = {
         ("name", "'a/b'"): {"name": "a/b"}, ("rows", "'L'", "'T+1'"): {"rows": "L"}, ("shape", (2, 0)): {"shape": (2, 0)},

@@ -9,7 +9,7 @@ from messages import check_refused, naming
 from amago import config
 from amago.hindsight import TrajectoryBuilder
 from amago.loading import DatasetSettings, DiskTrajDataset, SequenceLoader
-from amago.relabeling import GoalSequenceRelabeler, completion_times
+from amago.relabeling import GoalSequenceRelabeler
 from amago.spaces import action_spec
 from amago.store import TrajectoryWriter
 
@@ -105,19 +105,6 @@ def test_relabelled_rewards_are_those_of_replaying_the_environment(goals, action
     asked = new.obs["goals"][0].reshape(-1, 2)
     replayed = play(GoalGrid(goals=asked, flat=flat, clock=clock, limit=limit), actions)
     check_equal(new, replayed)
-
-
-@EXAMPLES
-@given(GOALS, ACTIONS, STRATEGY, st.integers(0, 2**32 - 1))
-def test_a_rollout_that_reached_its_goals_stays_as_it_is(goals, actions, strategy, seed):
-    wandering = play(GoalGrid(goals=goals, limit=99), actions)
-    times = completion_times(wandering.obs["achieved"], np.array(goals, np.float32), 0.0)
-    reached = goals[: len(times)]
-    if not reached:
-        return
-    traj = play(GoalGrid(goals=reached, limit=99), actions)
-    assert traj.dones[-1]
-    check_equal(GoalSequenceRelabeler(strategy)(copy(traj), np.random.default_rng(seed)), traj)
 
 
 @EXAMPLES

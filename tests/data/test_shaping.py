@@ -34,12 +34,3 @@ def test_returns_change_by_the_potentials_of_both_ends(rewards, done, gamma, coe
         end = 0.0 if done else gamma ** (len(rewards) - start) * c * rewards[-1]
         first = before if start == 0 else rewards[start - 1]
         assert change == pytest.approx(end - c * first, abs=2e-2)
-
-
-def test_what_is_learned_from_is_the_change_of_rewards_and_what_is_observed_stays():
-    traj = rollout([-2.0, -2.0, -1.0], before=-2.0)
-    observed = traj.rl2s.copy()
-    new = LastRewardShaping(gamma=0.75)(traj)
-    assert new.rews[:, 0].tolist() == [0.0, 0.0, 4.0]
-    assert traj.rews[:, 0].tolist() == [-2.0, -2.0, -1.0]
-    assert np.array_equal(new.rl2s, observed)

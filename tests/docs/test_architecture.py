@@ -1,7 +1,5 @@
 """The map of the library is that of its imports today."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

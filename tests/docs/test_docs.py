@@ -5,8 +5,6 @@ namespace. Sizes are reduced: by gin where a block uses defaults, by `REDUCED` w
 commands. ``<!-- no test: reason -->`` on the line above a block leaves the block out.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re
@@ -160,9 +158,6 @@ def test_languages_are_known_and_what_is_reduced_is_still_there() -> None:
     assert all(replacements(page) for page in pages)
 
 
-# ---- programs ----------------------------------------------------------------------------------------------------------------
-
-
 # the reduced evaluations are shorter than some rollouts
 @pytest.mark.filterwarnings("ignore:the first rollout of:UserWarning")
 @pytest.mark.parametrize("section", WITH_PROGRAMS, ids=lambda s: f"{s.page.name}: {s.title}")
@@ -215,9 +210,6 @@ def _check_signature(call: ast.Call, place: str) -> None:
     assert documented == list(inspect.signature(getattr(builtin, call.func.id)).parameters), place
 
 
-# ---- commands ----------------------------------------------------------------------------------------------------------------
-
-
 def _commands(block: Block) -> list[tuple[dict[str, str], list[str]]]:
     """(variables, words) of each command, without comments and ``&``."""
     found = []
@@ -261,9 +253,6 @@ def _make_targets() -> set[str]:
     return set(re.findall(r"^([a-z]+):(?!=)", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
 
 
-# ---- links -------------------------------------------------------------------------------------------------------------------
-
-
 def _links(page: Path) -> list[str]:
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     return [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not re.match(r"[a-z]+:", link)]
@@ -291,9 +280,6 @@ def test_the_reader_can_find_every_page() -> None:
     linked = {(ROOT / link.partition("#")[0]).resolve() for link in _links(ROOT / "README.md")}
     for page in PAGES[1:]:
         assert page in linked or page.parent in linked, f"README.md leads nobody to {page.relative_to(ROOT)}"
-
-
-# ---- names -------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_tutorial_gives_the_defaults_of_settings() -> None:

@@ -1,7 +1,5 @@
 """Every program of docs/extending.md runs, and its experiment really has the part that the program brought."""
 
-from __future__ import annotations
-
 import re
 import sys
 import types

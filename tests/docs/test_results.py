@@ -1,7 +1,5 @@
 """The tables of docs/results.md are those of the rows in benchmarks/results/."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The docs site: it builds without a warning, and its reference has every public name."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import importlib.util

@@ -38,13 +38,6 @@ def test_shapes_and_types_of_one_environment():
     assert (ts.time_idx[0], env.unwrapped.actions) == (1, [2])
 
 
-def test_timesteps_of_earlier_steps_do_not_change():
-    env = make_counting(0)()
-    kept = [env.reset()[0]] + [env.step(np.array([[a]]))[0] for a in (1, 4)]
-    assert [int(ts.time_idx[0]) for ts in kept] == [0, 1, 2]
-    assert [ts.prev_action[0].tolist() for ts in kept] == [[0] * 5, [0, 1, 0, 0, 0], [0, 0, 0, 0, 1]]
-
-
 def test_actions_reach_the_environment_in_its_own_form():
     env = AMAGOEnv(Plain(gym.spaces.Box(np.array([0.0, -4.0]), np.array([10.0, 4.0]), dtype=np.float64)))
     env.reset()
@@ -232,8 +225,3 @@ def test_spaces_of_a_vectorised_environment_may_have_the_batch_dimension(obs, ac
     assert env.action_spec.space == action
     env.reset()
     env.step(env.action_spec.zeros(4))
-
-
-def test_a_first_dimension_that_happens_to_be_the_number_of_rows_is_kept():
-    env = Plain(gym.spaces.Discrete(2), gym.spaces.Box(-1, 1, (4,), np.float32))
-    assert AMAGOEnv(env, batched_envs=4).observation_space["observation"].shape == (4,)

@@ -90,9 +90,6 @@ def test_it_changes_nothing_and_closes_what_it_made():
     assert closed == [1, 1]
 
 
-# ---- faults --------------------------------------------------------------------------------------------------------------
-
-
 def with_(**methods):
     """`Good` with other methods."""
     return type("Bad", (Good,), methods)

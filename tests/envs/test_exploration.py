@@ -48,9 +48,6 @@ def noisy(kind, eps, action, n, **bound):
     return np.concatenate([env.add_exploration_noise(action, env.local_step) for _ in range(n)])
 
 
-# ---- schedules -------------------------------------------------------------------------------------------------------
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     ends=st.tuples(unit, unit, unit, unit), anneal=st.integers(1, 1000), n=st.integers(0, 2000), u=st.floats(0, 0.999),
@@ -126,9 +123,6 @@ def test_wrong_settings_are_refused(cls, name, value):
     check_refused(RuntimeError, ("rollout_horizon", lambda: BilevelEpsilonGreedy(make_counting(0)())))
 
 
-# ---- noise -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("repeat", [1, 8])
 @pytest.mark.parametrize("eps", [0.0, 0.1, 0.5, 1.0])
 def test_discrete_noise_is_uniform_with_the_right_probability(eps, repeat):
@@ -166,27 +160,6 @@ def test_bits_are_flipped_with_the_right_probability():
     assert (noisy("multibinary", 1.0, action, 3) == 1 - action).all()
 
 
-def test_a_held_choice_ends_with_its_rollout():
-    env, firsts = make(eps_start=0.5, eps_end=0.5, randomize_eps=False, repeat=1e9), []
-    for _ in range(400):
-        env.reset()
-        played = {int(env.add_exploration_noise(np.array([[2]]), env.local_step)[0, 0]) for _ in range(5)}
-        assert len(played) == 1, "neither does one end nor another begin in so few steps"
-        firsts += played
-    np.testing.assert_allclose(np.bincount(firsts, minlength=5) / 400, [0.1, 0.1, 0.6, 0.1, 0.1], atol=0.07)
-
-
-def test_the_length_of_held_choices_may_be_drawn_for_each_rollout():
-    env, lengths = make(eps_start=1.0, eps_end=1.0, randomize_eps=False, repeat=(1, 16)), []
-    for _ in range(120):
-        env.reset()
-        played = np.concatenate([env.add_exploration_noise(np.array([[2]]), env.local_step) for _ in range(300)])[:, 0]
-        lengths.append(0.8 / (np.diff(played) != 0).mean())  # a new choice is the one before in a fifth of the cases
-    assert np.exp(np.log(lengths).mean()) == pytest.approx(4, rel=0.25)
-    assert (np.array(lengths) < 2).mean() == pytest.approx(0.25, abs=0.12)
-    assert (np.array(lengths) > 8).mean() == pytest.approx(0.25, abs=0.12)
-
-
 @pytest.mark.parametrize("kind", ["discrete", "continuous", "multibinary"])
 def test_batches_draw_for_each_row(kind):
     """Each row has its own factor, drawn again only where a rollout opens."""
@@ -222,9 +195,6 @@ def test_the_recorded_action_is_the_one_taken():
     assert recorder.current_timestep[1][0, 1:].argmax() == 3
     with pytest.raises(NotImplementedError):
         ExplorationWrapper(make_counting(0)()).add_exploration_noise(np.array([[1]]), np.zeros(1))
-
-
-# ---- probabilities ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("repeat", [1.0, 4.0, (2.0, 9.0)])
@@ -298,23 +268,6 @@ def recorded(root, make_env, extra_fields=("behaviour_log_prob", "log_prob"), **
     e = tiny.learned(root, make_env, extra_fields=list(extra_fields), train_timesteps_per_epoch=60, **fields)
     batch = e.dataset.sample_batch(np.random.default_rng(0), 8)
     return {k: x[batch.transition_mask[..., 0]].numpy() for k, x in batch.extras.items()}
-
-
-@pytest.mark.parametrize(
-    ("make_env", "eps", "count"),
-    [(tiny.cartpole, 1.0, 2), (tiny.bits, 0.5, 8), (both, 1.0, 24), (lambda: AMAGOEnv(Masked(), env_name="Masked"), 1.0, 2)],
-    ids=["choice", "bits", "several", "masked"],
-)
-def test_actions_that_are_all_random_are_recorded_with_equal_probabilities(tmp_path, make_env, eps, count):
-    config.bind({"EpsilonGreedy.eps_start": eps, "EpsilonGreedy.eps_end": eps, "EpsilonGreedy.randomize_eps": False})
-    if "Masked" in make_env().env_name:
-        config.bind({"ActionMask.key": "mask"})
-    found = recorded(tmp_path, make_env)
-    if count == 24:  # choices are uniform, bits are all flipped
-        assert (found["behaviour_log_prob"] < -np.log(6) + 1e-6).all()
-        return
-    np.testing.assert_allclose(found["behaviour_log_prob"], -np.log(count), atol=1e-6)
-    assert not np.allclose(found["log_prob"], -np.log(count), atol=1e-6)
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

@@ -1,5 +1,3 @@
-import logging
-
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -174,13 +172,3 @@ def test_errors_name_the_argument(tmp_path):
         (naming("save_as", "'csv'"), lambda: SequenceWrapper(env, save_trajs_to=tmp_path, save_trajs_as="csv")),
     )
     check_refused(RecordingError, ("no room", lambda: run(SequenceWrapper(env, writer=Sink(OSError("no room"))), 20)))
-
-
-def test_close_says_what_it_leaves_and_commits_the_rest(tmp_path, caplog):
-    recorder = SequenceWrapper(make_counting(0)(), save_trajs_to=tmp_path)
-    run(recorder, 3)
-    assert length_of(0, 0) == 2
-    with caplog.at_level(logging.INFO, "amago.envs.recorder"):
-        recorder.close()
-    assert "1 unfinished rollouts with 1 steps" in caplog.text
-    assert len(list(tmp_path.glob("*.npz"))) == 1

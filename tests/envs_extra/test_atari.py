@@ -1,7 +1,5 @@
 """Atari against Gymnasium's own preprocessing, ale-py's own actions, and published scores of the random policy."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path
@@ -37,9 +35,6 @@ def play(env: AtariGame, seed: int, games: int = 1) -> list[float]:
     return returns
 
 
-# ---- against upstream --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("grayscale", [False, True], ids=["colour", "grayscale"])
 @pytest.mark.parametrize("game", ["Pong", "MsPacman"])
 def test_pictures_and_points_are_those_of_gymnasiums_preprocessing(game: str, grayscale: bool) -> None:
@@ -73,12 +68,6 @@ def test_bits_are_upstreams_actions() -> None:
         on = dict(zip(BITS, pressed, strict=True))
         action = upstream(on["RIGHT"] - on["LEFT"], on["UP"] - on["DOWN"], bool(on["FIRE"])).value
         np.testing.assert_array_equal(bits.step(np.array(pressed, dtype=np.int8))[0], indices.step(action)[0])
-
-
-# ---- published scores --------------------------------------------------------------------------------------------------------
-
-
-# ---- rollouts ----------------------------------------------------------------------------------------------------------------
 
 
 def test_each_life_is_a_rollout_and_the_game_goes_on() -> None:
@@ -130,9 +119,6 @@ def test_time_is_up_for_the_game_not_the_life() -> None:
     assert env._console.lives() == 5
 
 
-# ---- spaces and names --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ACTION_SPACES)
 @pytest.mark.parametrize("game", ["AirRaid", "MsPacman", "JourneyEscape"])
 def test_spaces_are_honoured_through_the_library(game: str, kind: str) -> None:
@@ -172,8 +158,6 @@ def test_the_seed_decides_what_sticks() -> None:
     assert frames[2] == frames[3]
 
 
-# ---- the example -------------------------------------------------------------------------------------------------------------
-
 FEW = (
     "--run_name tiny --buffer_dir . --epochs 1 --grads_per_epoch 2 --timesteps_per_epoch 24 --batch_size 4 --memory_size 16 "
     "--memory_layers 1 --seed 0 --quiet --no_async --time_limit 10 --resolution 36 --games Pong Breakout"
@@ -182,16 +166,9 @@ FEW = (
 
 def test_example_gives_each_actor_a_game(tmp_path: Path) -> None:
     arguments = [
-        *FEW.split(),
-        "--parallel_actors",
-        "3",
-        "--action_space",
-        "continuous",
-        "--cnn",
-        "nature",
-        "--grayscale",
+        *FEW.split(), "--parallel_actors", "3", "--action_space", "continuous", "--cnn", "nature", "--grayscale",
         "--life_loss",
-    ]
+    ]  # fmt: skip
     outcome = run_script(EXAMPLE, arguments, tmp_path)
     assert outcome.code == 0, outcome.text
     rows = [json.loads(line) for line in (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()]

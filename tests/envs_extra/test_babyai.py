@@ -1,7 +1,5 @@
 """BabyAI against MiniGrid's own views, rules and worlds, and attempts of which the outcome is known."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re
@@ -16,12 +14,10 @@ from amago.envs.builtin import babyai as view
 from amago.envs.builtin.babyai import (
     FAMILIES,
     LEVELS,
-    MOST_WORDS,
     OBS_KINDS,
     TEST_LEVELS,
     TRAIN_LEVELS,
     MultitaskMetaBabyAI,
-    level_names,
     longest_mission,
 )
 from amago.envs.statistics import AMAGO_ENV_LOG_PREFIX
@@ -76,9 +72,6 @@ def way_to_face(env: Any, targets: list[tuple[int, int]]) -> list[int]:
     raise AssertionError("no way")
 
 
-# ---- levels ------------------------------------------------------------------------------------------------------------------
-
-
 def test_the_levels_are_all_of_upstream() -> None:
     ids = {name for name in gym.registry if name.startswith("BabyAI-") and "Debug" not in name}
     assert len(LEVELS) == len(set(LEVELS))
@@ -87,18 +80,6 @@ def test_the_levels_are_all_of_upstream() -> None:
     assert not set(TRAIN_LEVELS) & set(TEST_LEVELS)
     for levels in FAMILIES.values():  # something of every kind is left for training
         assert set(levels) & set(TRAIN_LEVELS)
-
-
-def test_names_of_levels() -> None:
-    assert level_names("GoToLocal") == level_names("BabyAI-GoToLocal-v0") == ("GoToLocal",)
-    assert level_names("BabyAI-GoToObjS6-v1") == level_names(["gotoobjs6"]) == ("GoToObjS6",)
-    assert level_names(["open", "OpenDoor"]) == FAMILIES["open"]
-    with pytest.raises(ValueError, match="levels has 'GoToLokal', but BabyAI has GoToLocal"):
-        level_names(["GoToLokal"])
-    with pytest.raises(ValueError, match="at least one level"):
-        level_names([])
-    assert longest_mission("GoToRedBallGrey") == 5
-    assert longest_mission(LEVELS) == MOST_WORDS
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -124,44 +105,6 @@ def test_every_level_keeps_its_spaces_and_is_what_upstream_makes(level: str) -> 
             assert 0 <= reward <= 1
             steps += 1
         assert steps <= env.horizon == 18
-
-
-def test_long_walks_look_as_upstream_shows_them() -> None:
-    """Open doors, carried things, and everything that hides something else."""
-    env = MultitaskMetaBabyAI(["PutNextS5N2", "GoToObjMazeS4R2", "MiniBossLevel"], k_episodes=1, obs_kind="full-grid")
-    rng, carried, opened = np.random.default_rng(0), 0, 0
-    for seed in range(9):
-        env.reset(seed=seed)
-        for _ in range(80):
-            ahead = env._env.grid.get(*env._env.front_pos)
-            if ahead is not None and ahead.type == "door" and not ahead.is_open:
-                action = TOGGLE
-            else:
-                action = int(rng.choice(5, p=[0.15, 0.15, 0.5, 0.15, 0.05]))
-            obs, _, over, _, _ = env.step(action)
-            theirs, own = upstream(env)["image"], decoded(view.partial_grid(env._env))
-            np.testing.assert_array_equal(own, theirs)
-            whole = obs["observation"]
-            x, y = env._env.agent_pos
-            assert whole[x, y, view.TYPES.index("agent")]
-            width, height = env._env.width, env._env.height
-            assert whole[width:, :, 0].all()
-            assert whole[:, height:, 0].all()
-            everything = env._env.grid.encode()
-            everything[x, y] = 1, 0, 0
-            whole = whole.copy()
-            whole[x, y] = 0
-            whole[x, y, view.TYPES.index("empty")] = 1
-            np.testing.assert_array_equal(decoded(whole[:width, :height]), everything)
-            carried += env._env.carrying is not None
-            opened += bool(((theirs[..., 0] == 4) & (theirs[..., 2] == 0)).any())
-            if over:
-                break
-    assert carried > 20
-    assert opened > 20
-
-
-# ---- attempts ----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("level", ["GoToRedBallGrey", "GoToLocalS6N3", "GoToObj"])
@@ -228,9 +171,6 @@ def test_what_an_attempt_changes_is_undone_in_the_next() -> None:
     assert found == 8
 
 
-# ---- seeds -------------------------------------------------------------------------------------------------------------------
-
-
 def test_seeds_and_splits() -> None:
     one, two = (MultitaskMetaBabyAI(["GoToLocal", "PickupLoc", "OpenRedDoor"], mission_length=9) for _ in range(2))
     seen = []
@@ -263,14 +203,9 @@ def test_seeds_and_splits() -> None:
 @pytest.mark.parametrize("kind", OBS_KINDS)
 def test_kinds_of_observation(kind: str) -> None:
     env = MultitaskMetaBabyAI(
-        ["GoToLocal", "OpenRedDoor"],
-        obs_kind=kind,
-        grid_size=9,
-        tile_size=6,
-        episode_length=4,
-        mission_length=5,
+        ["GoToLocal", "OpenRedDoor"], obs_kind=kind, grid_size=9, tile_size=6, episode_length=4, mission_length=5,
         render_mode="rgb_array",
-    )
+    )  # fmt: skip
     copy = MultitaskMetaBabyAI(
         ["GoToLocal", "OpenRedDoor"], obs_kind=kind, grid_size=9, tile_size=6, episode_length=4, mission_length=5
     )

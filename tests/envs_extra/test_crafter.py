@@ -1,7 +1,5 @@
 """Crafter with instructions against Crafter itself, scripted players, and replays of relabelled rollouts."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter, defaultdict
@@ -19,7 +17,6 @@ from amago.envs.builtin.crafter import (
     ACHIEVEMENTS,
     CHANNELS,
     GOAL_WORDS,
-    INSTRUCTIONS,
     OBS_KINDS,
     CrafterInstructions,
     InstructionRelabeler,
@@ -57,9 +54,6 @@ def alone(env: CrafterInstructions) -> None:
         if thing is not env._env._player:
             env._env._world.remove(thing)
     env._env._balance_chunk = lambda chunk, objs: None
-
-
-# ---- the world is upstream's -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -101,20 +95,6 @@ def test_rollouts_are_those_of_upstream(kind: str) -> None:
         assert over == bool(done)
         if done:
             break
-
-
-def test_drawing_changes_nothing() -> None:
-    drawn, plain = CrafterInstructions(render_mode="rgb_array"), CrafterInstructions()
-    drawn.reset(seed=1)
-    plain.reset(seed=1)
-    for env in (drawn, plain):
-        env._env._step = 250  # at night, pictures have noise
-    for _ in range(8):
-        assert drawn.render().shape == (288, 288, 3)
-        np.testing.assert_equal(drawn.step(RIGHT), plain.step(RIGHT))
-
-
-# ---- spaces, seeds -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", OBS_KINDS)
@@ -168,9 +148,6 @@ def test_local_cells_are_the_world() -> None:
             thing.grown = 301
     assert obs["observation"][..., CHANNELS.index("ripe Plant")].sum() == 0
     assert env._view()[..., CHANNELS.index("ripe Plant")].sum() == (env._view() != obs["observation"]).sum() / 2
-
-
-# ---- goals -------------------------------------------------------------------------------------------------------------------
 
 
 def test_goals_in_words() -> None:
@@ -258,26 +235,6 @@ def test_ends() -> None:
     assert logged(info) == {"Goals Reached": 0, "Success": 0, "Achievements": 0, "Died": 1}
 
 
-def test_draws_of_goals() -> None:
-    env = CrafterInstructions(min_goals=2, max_goals=4)
-    env.reset(seed=0)
-    drawn = [env._draw() for _ in range(3000)]
-    sizes = Counter(map(len, drawn))
-    assert set(sizes) == {2, 3, 4}
-    assert all(abs(n - 1000) < 4.5 * (3000 * 2 / 9) ** 0.5 for n in sizes.values())
-    kinds = Counter("travel" if goal.startswith("travel") else goal for goals in drawn for goal in goals)
-    assert set(kinds) == set(INSTRUCTIONS)
-    total = sum(kinds.values())
-    assert sum((n - total / 23) ** 2 / (total / 23) for n in kinds.values()) < 22 + 4.5 * 44**0.5
-    assert len({goal for goals in drawn for goal in goals if goal.startswith("travel")}) > 60
-    only = CrafterInstructions(instructions=["eat_cow"], max_goals=2)
-    only.reset(seed=0)
-    assert set(only.rollout_goals) == {"eat_cow"}
-
-
-# ---- relabeling --------------------------------------------------------------------------------------------------------------
-
-
 def recorded(env: CrafterInstructions, seed: int, actions: np.ndarray) -> FrozenTraj:
     """A rollout with these actions, as it is kept."""
     obs, _ = env.reset(seed=seed)
@@ -329,26 +286,6 @@ def test_relabelled_rollouts_are_what_crafter_would_have_given(strategy: str) ->
     assert reached > 2
 
 
-def test_rare_things_become_goals_as_often_as_frequent_ones() -> None:
-    times = 401
-    achieved = np.zeros((times, 3), dtype=np.uint8)
-    achieved[1:300] = goal_tokens("travel_1_1")
-    achieved[200:300] = goal_tokens("travel_1_2")
-    achieved[300:340] = goal_tokens("collect_wood")
-    achieved[340] = goal_tokens("eat_cow")
-    free, rng = np.arange(1, times), np.random.default_rng(0)
-    chosen = Counter()
-    for _ in range(900):
-        (time,) = InstructionRelabeler().choose_times(achieved, free, 1, rng)
-        chosen[words(achieved[time]).split("_")[0]] += 1
-    assert set(chosen) == {"travel", "collect", "eat"}
-    assert all(abs(n - 300) < 4.5 * 200**0.5 for n in chosen.values())
-    everything = InstructionRelabeler().choose_times(achieved, free, 1000, rng)
-    assert sorted(everything) == list(range(1, 341))  # each once, and no step in which nothing was done
-    nothing = InstructionRelabeler().choose_times(np.zeros_like(achieved), free, 3, rng)
-    assert len(nothing) == 0
-
-
 def test_nothing_done_is_nothing_to_relabel() -> None:
     env = CrafterInstructions(instructions=["make_iron_sword", "eat_plant"], time_limit=6)
     traj = recorded(env, 0, np.zeros(6, dtype=np.int64))
@@ -357,8 +294,6 @@ def test_nothing_done_is_nothing_to_relabel() -> None:
     with pytest.raises(ValueError, match="strategy must be one of"):
         InstructionRelabeler("most")
 
-
-# ---- example -----------------------------------------------------------------------------------------------------------------
 
 TINY = (
     "--run_name tiny --buffer_dir . --memory_size 16 --memory_layers 1 --no_async --seed 0 --quiet --time_limit 12 --max_goals 3 "

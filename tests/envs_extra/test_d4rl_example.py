@@ -1,7 +1,5 @@
 """Scores of D4RL against published numbers; the example on a file and a Minari dataset that it, or this test, records."""
 
-from __future__ import annotations
-
 import json
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,9 +28,6 @@ def run(directory: Path, *arguments: str) -> Outcome:
 
 def rows(directory: Path) -> list[dict]:
     return [json.loads(line) for line in (directory / "tiny" / "metrics.jsonl").read_text().splitlines()]
-
-
-# ---- scores ------------------------------------------------------------------------------------------------------------------
 
 
 def test_published_returns_get_their_published_scores() -> None:
@@ -78,8 +73,6 @@ def test_wrong_references_are_refused() -> None:
     with pytest.raises(ValueError, match="high must be finite, got inf"):
         NormalizedScore(env, 0.0, float("inf"))
 
-
-# ---- the example -------------------------------------------------------------------------------------------------------------
 
 needs_h5py = pytest.mark.skipif(find_spec("h5py") is None, reason="h5py is not installed: pip install 'amago[offline]'")
 

@@ -1,7 +1,5 @@
 """DeepMindControl against dm_control's own suite; and other ordinary environments of examples/01_basic_gym.py."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Environments whose package is missing say what to install."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

@@ -1,7 +1,5 @@
 """The suite's reading of collected cheetahs, against the environment itself."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

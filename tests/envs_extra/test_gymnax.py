@@ -1,7 +1,5 @@
 """gymnax through the wrapper: against gymnax itself row by row, known optima, and the ends of rollouts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import gymnasium as gym

@@ -1,7 +1,5 @@
 """HalfCheetahVel against HalfCheetah-v5 itself, and arithmetic on its rewards."""
 
-from __future__ import annotations
-
 import gymnasium as gym
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Environments in JAX: one adapter for several packages, and actors that share memory with them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The long runs of docs/long_runs.md in their environments: the spaces that are written down, and each command made tiny."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

@@ -1,7 +1,5 @@
 """Meta-World against its own environments and its own scripted policies."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 
@@ -45,9 +43,6 @@ def goal_of(task: Any) -> np.ndarray:
     return np.asarray(pickle.loads(task.data)["rand_vec"])
 
 
-# ---- tasks -------------------------------------------------------------------------------------------------------------------
-
-
 def test_goals_are_fifty_a_split_apart_and_fixed_by_the_seed(reach: MetaWorldTasks) -> None:
     goals = {split: np.array([goal_of(t) for t in reach.tasks[split]["reach-v3"]]) for split in ("train", "test")}
     assert {len(np.unique(g, axis=0)) for g in goals.values()} == {50}
@@ -80,9 +75,6 @@ def test_suites_are_the_papers(monkeypatch: pytest.MonkeyPatch) -> None:
         assert {len(t) for split in suite.tasks.values() for t in split.values()} == {50}
         env = MetaWorld(suite, "test")
         assert env.env_name.endswith("-test")
-
-
-# ---- rollouts ----------------------------------------------------------------------------------------------------------------
 
 
 def test_attempts_are_upstreams_episodes(reach: MetaWorldTasks) -> None:

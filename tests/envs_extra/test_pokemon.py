@@ -1,7 +1,5 @@
 """Pokemon battles: the server's life, and what poke-env, the rules and the player on the other side say of the same battle."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -90,9 +88,6 @@ def gone(pid: int) -> bool:
     return False
 
 
-# ---- the server ------------------------------------------------------------------------------------------------------------
-
-
 def test_nobody_outside_can_reach_it(server: ShowdownServer) -> None:
     listening = []
     for table in ("tcp", "tcp6"):
@@ -121,29 +116,6 @@ def package(root: Path, code: str, version: str = showdown.VERSION) -> Path:
     (root / "dist" / "server" / "index.js").write_text(code)
     (root / "package.json").write_text(json.dumps({"version": version}))
     return root
-
-
-def test_says_how_to_install_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(showdown.VARIABLE, raising=False)
-    monkeypatch.setattr(showdown, "_CHECKOUT", tmp_path / "nowhere")
-    monkeypatch.chdir(tmp_path)
-    words = "make showdown.*npm install --omit=optional --ignore-scripts pokemon-showdown@.*AMAGO_SHOWDOWN"
-    with pytest.raises(ImportError, match=words):
-        ShowdownServer()
-    with pytest.raises(ImportError, match=f"{re.escape(str(tmp_path / 'x'))}.*{words}"):
-        ShowdownServer(tmp_path / "x")
-    here = package(tmp_path / "node_modules" / "pokemon-showdown", "")
-    assert find_showdown() == here
-    other = package(tmp_path / "other", "", version="0.0.1")
-    monkeypatch.setenv(showdown.VARIABLE, str(other))
-    with pytest.warns(RuntimeWarning, match=rf"version 0\.0\.1 .* tested with {re.escape(showdown.VERSION)}"):
-        assert find_showdown() == other
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ImportError, match="apt-get install nodejs npm"):
-        ShowdownServer(here)
-
-
-# ---- battles ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("battle_format", ["gen1randombattle", "gen7randombattle", "gen9randombattle"])
@@ -278,8 +250,6 @@ def test_faults_are_told_at_once(make: Any) -> None:
     env.close()
     assert time.monotonic() - begun < 10
 
-
-# ---- the example -----------------------------------------------------------------------------------------------------------
 
 FEW = (
     "--run_name tiny --buffer_dir . --grads_per_epoch 2 --timesteps_per_epoch 24 --parallel_actors 2 --batch_size 4 "

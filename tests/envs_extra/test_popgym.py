@@ -1,7 +1,5 @@
 """POPGym against upstream's own environments, conservation laws, and random players."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any
@@ -22,9 +20,6 @@ WARM_UP = f"{AMAGO_ENV_LOG_PREFIX} Warm-up Return"
 
 def bare(env: POPGymGame) -> Any:
     return env._env
-
-
-# ---- all 48 ------------------------------------------------------------------------------------------------------------------
 
 
 def test_they_are_all_of_upstream() -> None:
@@ -92,9 +87,6 @@ def test_mazes_depend_on_their_seed_alone() -> None:
             assert (random.getstate(), np.random.get_state()[1].tolist()) == before
     assert mazes[0] == mazes[1]
     assert len(set(mazes[0])) == 3
-
-
-# ---- many games --------------------------------------------------------------------------------------------------------------
 
 
 def test_multi_domain_pays_the_last_episode_only() -> None:
@@ -168,16 +160,10 @@ def test_all_27_have_common_spaces_and_a_name_each() -> None:
     assert env.horizon == 2 * 831
 
 
-# ---- refusals ----------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("env", [POPGymGame, lambda: MultiDomainPOPGym(["RepeatFirstEasy"])], ids=["game", "multi-domain"])
 def test_a_step_without_a_rollout_is_refused(env: Callable[[], Any]) -> None:
     with pytest.raises(gym.error.ResetNeeded, match="call reset"):
         env().step(0)
-
-
-# ---- the example -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_run_of_the_scoreboard_is_judged_both_ways_and_not_repeated(tmp_path):

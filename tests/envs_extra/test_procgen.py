@@ -1,7 +1,5 @@
 """Procgen against an explorer who finds every exit, and against EnvPool's own environments."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 
@@ -43,8 +41,6 @@ def test_without_qt_the_system_packages_are_named(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ImportError, match=r"libQt5Gui\.so\.5: cannot open.*apt-get install .*libqt5core5a libqt5gui5"):
         TwoAttemptMTProcgen()
 
-
-# ---- what memory of the first attempt is worth ---------------------------------------------------------------------------------
 
 NORTH, SOUTH, WEST, EAST = 5, 3, 1, 7
 BACK = {NORTH: SOUTH, SOUTH: NORTH, WEST: EAST, EAST: WEST}
@@ -98,9 +94,6 @@ def test_who_remembers_the_way_takes_it_at_once(seed: int) -> None:
     assert info == {metric(1, "Return"): 10.0, metric(1, "Level Complete"): 1.0, COMPLETE: 1.0}
 
 
-# ---- against upstream ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("game", GAMES)
 def test_attempts_are_upstreams_episodes_of_one_level(game: str, mode: str) -> None:
@@ -130,15 +123,6 @@ def test_attempts_are_upstreams_episodes_of_one_level(game: str, mode: str) -> N
     assert set(info) == {COMPLETE}
     with pytest.raises(gym.error.ResetNeeded):
         env.step(0)
-
-
-def test_the_games_that_hide_more_are_upstreams() -> None:
-    known = set(envpool.list_all_envs())
-    assert {f"{game.capitalize()}{size}-v0" for game in GAMES for size in ("Easy", "Hard")} <= known
-    assert {game for game in GAMES if f"{game.capitalize()}Memory-v0" in known} == set(MEMORY_GAMES)
-
-
-# ---- rollouts ------------------------------------------------------------------------------------------------------------------
 
 
 def test_no_level_is_in_both_splits() -> None:

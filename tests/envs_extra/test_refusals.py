@@ -1,7 +1,5 @@
 """Environments of other packages name each argument and action that they refuse, its value, and the extra that is missing."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from importlib.util import find_spec
@@ -30,11 +28,8 @@ NEEDS: dict[tuple[str, str], list[tuple[str, str]]] = {  # (module, the extra th
     DMC: [("dm_control", "dmc"), ("shimmy", "dmc")], POKEMON: [("poke_env", "pokemon")],
 }  # fmt: skip
 GIVEN: dict[tuple[str, str], tuple[Any, ...]] = {
-    XLAND: (2,),
-    TASKS: ("reach-v3",),
-    DMC: ("cartpole-balance",),
-    POKEMON: ("ws://127.0.0.1:1/x",),
-}
+    XLAND: (2,), TASKS: ("reach-v3",), DMC: ("cartpole-balance",), POKEMON: ("ws://127.0.0.1:1/x",),
+}  # fmt: skip
 
 WRONG: list[tuple[tuple[str, str], dict[str, Any], tuple[Any, ...]]] = [  # what the message names; the error is a ValueError or TypeError
     (ATARI, {"game": "Pacmann"}, ("game", "Pacmann", "Pacman")), (ATARI, {"action_space": "box"}, ("action_space", "minimal", "box")),

@@ -1,7 +1,5 @@
 """Retro against stable-retro's own environment, and on a second console with a game written here, byte by byte."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
@@ -104,9 +102,6 @@ def press(env: RetroArcade, *names: str) -> np.ndarray:
     return np.array([int(name in names) for name in env.buttons], dtype=np.int8)
 
 
-# ---- against upstream --------------------------------------------------------------------------------------------------------
-
-
 def test_pictures_and_points_are_upstreams(arcade: Any) -> None:
     env = arcade(sticky_actions=0.0, resolution=(84, 100), border=3, time_limit=400)
     assert env.buttons == GENESIS
@@ -155,9 +150,6 @@ def test_environments_side_by_side_do_not_disturb_each_other(arcade: Any) -> Non
     assert rollout([one], [1])[0] == together[1]
 
 
-# ---- two consoles ------------------------------------------------------------------------------------------------------------
-
-
 def test_buttons_with_one_name_are_one_bit(games: Path, arcade: Any) -> None:
     taps = arcade(["Taps-Nes"], directory=str(games), sticky_actions=0.0)
     assert taps.buttons == ("B", "SELECT", "START", "UP", "DOWN", "LEFT", "RIGHT", "A")
@@ -199,21 +191,6 @@ def test_pictures_of_all_consoles_have_one_shape_and_a_colour_of_their_own(games
     assert picture.shape[0] / picture.shape[1] == pytest.approx(height / width, rel=0.03)
 
 
-def test_looking_for_games_leaves_nothing_behind(games: Path, tmp_path: Path) -> None:
-    kinds = retro.data.Integrations
-    kinds.add_custom_path(str(tmp_path))
-    try:
-        retro_levels(["Taps-Nes"], str(games))
-        assert kinds.CUSTOM_ONLY.paths == [str(tmp_path)]
-    finally:
-        kinds.clear_custom_paths()
-    with pytest.raises(ValueError, match="levels has the game 'Taps-Nes', but stable-retro knows"):
-        retro_levels(["Taps-Nes"])
-    unstable = "SonicAndKnuckles3CustomKevin-Genesis"  # an import finds those that are not stable, too
-    with pytest.raises(ValueError, match=f"levels has the game '{unstable}', whose ROM has not been imported"):
-        retro_levels([unstable])
-
-
 def test_levels_begin_where_they_were_saved(games: Path, arcade: Any) -> None:
     assert [level.name for level in retro_levels(["Taps-Nes:*", AIRSTRIKER], str(games))] == [
         "Taps-Nes-v0:Thirty",
@@ -252,9 +229,6 @@ def test_buttons_that_stick_are_a_frame_late(games: Path, arcade: Any) -> None:
     assert np.mean(points) == pytest.approx(3.5, abs=0.15)
 
 
-# ---- the emulator's process ----------------------------------------------------------------------------------------------------
-
-
 def test_its_process_starts_late_and_ends_with_close(arcade: Any) -> None:
     env = arcade()
     assert env._emulator is None
@@ -281,9 +255,6 @@ def test_what_goes_wrong_there_is_told_here(arcade: Any) -> None:
     os.kill(env._emulator._process.pid, signal.SIGKILL)
     with pytest.raises(RuntimeError, match=r"exit code -9.*step"):
         env.step(press(env))
-
-
-# ---- the example ---------------------------------------------------------------------------------------------------------------
 
 
 FEW = (

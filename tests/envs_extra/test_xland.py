@@ -1,7 +1,5 @@
 """XLand-MiniGrid: tasks that a planner who knows them solves, in shots that begin anew, with train and test apart."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +12,6 @@ from amago.envs import AMAGOEnv
 from amago.envs.builtin import xland_minigrid as xland_rulesets
 from amago.envs.builtin.xland_minigrid import HOLD, NEAR, SIZES, TILES_NEAR, Rulesets, generate_rulesets, load_rulesets
 from amago.envs.statistics import AMAGO_ENV_LOG_PREFIX
-
-# ---- tasks (without jax) -----------------------------------------------------------------------------------------------------
 
 
 def tiles_of(row: Any) -> list[tuple[int, int]]:
@@ -90,8 +86,6 @@ def test_files_come_back_and_pickles_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=rf"{name}\.npz contains no tasks: .*{said}"):
             load_rulesets(tmp_path / f"{name}.npz")
 
-
-# ---- worlds ------------------------------------------------------------------------------------------------------------------
 
 K, LENGTH, ROWS = 2, 100, 8
 

@@ -1,7 +1,5 @@
 """Each script of examples/: an epoch with tiny settings in every mode, resume, help, and refusals."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import re
@@ -45,18 +43,11 @@ SMALL = {
 OFFLINE = "20_offline_lake.py"  # which never collects, and has a test of its own
 FROM_FILES = "14_d4rl.py"  # which learns from a file first; see envs_extra/test_d4rl_example.py
 NEEDS = {  # packages that not everyone has
-    "02_gymnax.py": "gymnax",
-    "03_popgym_suite.py": "popgym",
-    "07_metaworld.py": "metaworld",
-    "08_ale.py": "ale_py",
-    "09_multitask_procgen.py": "envpool",
-    "10_babyai.py": "minigrid",
-    "11_xland_minigrid.py": "xminigrid",
-    "12_half_cheetah_vel.py": "mujoco",
-    "15_pokemon.py": "poke_env",
-    "16_crafter_instructions.py": "crafter",
+    "02_gymnax.py": "gymnax", "03_popgym_suite.py": "popgym", "07_metaworld.py": "metaworld", "08_ale.py": "ale_py",
+    "09_multitask_procgen.py": "envpool", "10_babyai.py": "minigrid", "11_xland_minigrid.py": "xminigrid",
+    "12_half_cheetah_vel.py": "mujoco", "15_pokemon.py": "poke_env", "16_crafter_instructions.py": "crafter",
     "17_retro_arcade.py": "stable_retro",
-}
+}  # fmt: skip
 ALL = sorted(p.name for p in EXAMPLES.glob("*.py"))
 
 
@@ -139,12 +130,8 @@ def test_learns_from_a_record_alone(tmp_path: Path) -> None:
     few = ["--epochs", "1", "--minutes", "0", "--quiet"]
     assert cli.main(["demo", "--out", str(tmp_path / "demo_out"), *few]) == 0
     arguments = [
-        *FEW.replace("--timesteps_per_epoch 24 ", "").split(),
-        "--recorder",
-        "demo_out/transformer",
-        "--rollouts",
-        "24",
-    ]
+        *FEW.replace("--timesteps_per_epoch 24 ", "").split(), "--recorder", "demo_out/transformer", "--rollouts", "24",
+    ]  # fmt: skip
     outcome = run_script(EXAMPLES / OFFLINE, arguments, tmp_path)
     assert outcome.code == 0, outcome.text
     assert "recorded: demo_out/transformer" in outcome.text

@@ -1,7 +1,5 @@
 """Environments for the tests of faulty actors, and a check of what a pool of them shows."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

@@ -65,9 +65,6 @@ def say(text: str) -> None:
     print(f"    {text}", flush=True)
 
 
-# ---------------------------------------------------------------------- what is left behind
-
-
 def processes(root: int | None = None, zombies: bool = False) -> set[int]:
     """Living descendants of a process (default: this one) without multiprocessing's helpers; with ``zombies``, zombies too."""
     top = os.getpid() if root is None else root
@@ -136,13 +133,9 @@ class Held:
         gc.collect()
         server = forkserver()
         return cls(
-            processes(zombies=True),
-            segments(),
-            len(shared_maps()),
-            descriptors(),
-            len(descriptors(server)) if server is not None else 0,
-            threading.active_count(),
-        )
+            processes(zombies=True), segments(), len(shared_maps()), descriptors(),
+            len(descriptors(server)) if server is not None else 0, threading.active_count(),
+        )  # fmt: skip
 
     def more_than(self, before: Held) -> list[str]:
         """What is held now and was not before, in words."""
@@ -185,9 +178,6 @@ def alive(pid: int) -> bool:
 def kill_group(pid: int, signum: int = signal.SIGKILL) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signum)
-
-
-# ---------------------------------------------------------------------- injection
 
 
 def damage(path: Path, how: str, random: np.random.Generator) -> str:
@@ -293,14 +283,9 @@ def program(folder: Path, text: str, *arguments: object) -> subprocess.Popen[str
     path = folder / "program.py"
     path.write_text(textwrap.dedent(text))
     started = subprocess.Popen(
-        [sys.executable, str(path), *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environment(),
-        cwd=folder,
-        start_new_session=True,
-    )
+        [sys.executable, str(path), *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env=environment(), cwd=folder, start_new_session=True,
+    )  # fmt: skip
     _programs.append(started)
     return started
 

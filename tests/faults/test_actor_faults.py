@@ -1,7 +1,5 @@
 """Actors whose processes are killed or stopped, or whose environments raise, hang or cannot be made, are replaced and counted."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging
@@ -40,7 +38,7 @@ from workers import actors_of, pids
 from amago.envs import ActorError, AMAGOEnv, make_pool
 from amago.envs.pool import worker as protocol
 from amago.envs.pool import worker as worker_module
-from amago.envs.pool.memory import available_memory, shared_block
+from amago.envs.pool.memory import shared_block
 from amago.store import TrajectoryStore
 
 W, PATIENCE = 8, 200.0
@@ -88,9 +86,6 @@ def close_twice(pool):
     pool.close()
     pool.close()
     return time.monotonic() - begin
-
-
-# ---------------------------------------------------------------------- 1: killed
 
 
 def test_killed_workers_are_noticed_and_replaced(tmp_path, events):
@@ -192,9 +187,6 @@ def test_a_dead_worker_is_noticed_while_another_steps_slowly(tmp_path, events):
     assert [len(at) for at in noticed] == [1], "while the other worker was in its step"
 
 
-# ---------------------------------------------------------------------- 2: hung
-
-
 def test_hung_workers_are_replaced(events):
     """Up to three workers at once are stopped by SIGSTOP, whatever they are doing."""
     timeout, rounds, random = 8.0, count(2, 20), rng("hang")  # long: a slow step on a busy machine is no hang
@@ -238,9 +230,6 @@ def test_a_slow_step_is_not_charged_with_the_one_before(tmp_path):
         assert pool.drain().restarts == 0
     finally:
         pool.close()
-
-
-# ---------------------------------------------------------------------- 3: raising
 
 
 def test_cartpole_is_learned_in_spite_of_exceptions(tmp_path):
@@ -289,8 +278,6 @@ def test_cartpole_is_learned_in_spite_of_exceptions(tmp_path):
     del experiment  # the buffer keeps some files open as long as it lives
     assert_nothing_left(before)
 
-
-# ---------------------------------------------------------------------- 4: constructors that fail
 
 FAILING = """
     import os, sys, time
@@ -389,8 +376,6 @@ def test_an_environment_that_exits_is_a_fault_like_others(mode):
     finally:
         pool.close()
 
-
-# ---------------------------------------------------------------------- 5: what is left behind
 
 FAULTS = ("none", "raise", "always", "kill", "kill all", "in flight", "unrecordable", "stop", "wordy")
 
@@ -588,8 +573,6 @@ def test_forked_workers_of_two_pools_do_not_keep_each_other_alive(tmp_path):
         script.communicate()
 
 
-# ---------------------------------------------------------------------- 6: too little memory
-
 BIG = 3 * 2**20
 
 LIMITED = """
@@ -629,28 +612,3 @@ def test_more_than_there_is_is_refused_without_taking_it():
             with refused(MemoryError, "MiB", "shared memory"):
                 shared_block(size)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 * 1024
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_what_a_container_leaves_is_what_there_is(version, tmp_path):
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:   6000 kB\nSwapFree: 1000 kB\n")
-    assert available_memory(tmp_path) == 7000 * 1024
-    top = tmp_path / "sys/fs/cgroup"
-    top = top / "memory" if version == 1 else top
-    inner = top / "job/step"
-    inner.mkdir(parents=True)
-    line = "4:cpu,memory:/job/step" if version == 1 else "0::/job/step"
-    (tmp_path / "proc/self/cgroup").write_text(f"9:pids:/\n{line}\n")
-    assert available_memory(tmp_path) == 7000 * 1024  # a group without a limit
-    limit, used = ("memory.limit_in_bytes", "memory.usage_in_bytes") if version == 1 else ("memory.max", "memory.current")
-    (inner / limit).write_text("max\n" if version == 2 else f"{2**63 - 4096}\n")
-    (inner / used).write_text("100\n")
-    (inner.parent / limit).write_text("5000\n")
-    (inner.parent / used).write_text("3000\n")
-    cache = "total_inactive_file" if version == 1 else "inactive_file"
-    (inner.parent / "memory.stat").write_text(f"anon 2500\n{cache} 500\n")
-    assert available_memory(tmp_path) == 2500
-    (inner.parent / used).write_text("9000\n")
-    assert available_memory(tmp_path) == 0
-    assert available_memory(tmp_path / "nowhere") is None

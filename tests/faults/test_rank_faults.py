@@ -12,16 +12,10 @@ from tiny import rows
 from amago.run import checkpoint
 
 FAULTS = [
-    ("launcher", signal.SIGINT),
-    ("rank 1", signal.SIGKILL),
-    ("rank 0", signal.SIGTERM),
-    ("rank 1", signal.SIGINT),
-    ("rank 0", signal.SIGKILL),
-    ("launcher", signal.SIGTERM),
-    ("rank 1", signal.SIGTERM),
-    ("rank 0", signal.SIGINT),
+    ("launcher", signal.SIGINT), ("rank 1", signal.SIGKILL), ("rank 0", signal.SIGTERM), ("rank 1", signal.SIGINT),
+    ("rank 0", signal.SIGKILL), ("launcher", signal.SIGTERM), ("rank 1", signal.SIGTERM), ("rank 0", signal.SIGINT),
     ("both ranks", signal.SIGTERM),
-]
+]  # fmt: skip
 
 
 def rows_of(directory):

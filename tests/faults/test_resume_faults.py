@@ -1,7 +1,5 @@
 """After a kill, a signal, damage or a full disk, a run resumes exactly from its newest complete checkpoint, or says why it cannot."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -189,9 +187,6 @@ def wait_for_saves(life, root, n):
         time.sleep(0.005)
 
 
-# ---- kill -9 -------------------------------------------------------------------------------------------------------------
-
-
 def test_killed_at_any_moment_it_goes_on_from_the_newest_complete_checkpoint(tmp_path, lives):
     random, wanted, resumed = rng("killed"), count(4, 50), 0
     life = lives.begin("checkpoints_all_the_time", root=str(tmp_path), report=str(tmp_path / "first"), context="fork")
@@ -243,8 +238,6 @@ def test_killed_at_every_line_of_a_save_a_complete_one_is_there(tmp_path, lives)
     say("; ".join(found["problems"][:3]) or "each end left the state before or the one after")
     report("lines of a save at which a kill leaves a complete state", found["lines"] - len(found["problems"]), found["lines"])
 
-
-# ---- bit by bit ----------------------------------------------------------------------------------------------------------
 
 EXACT = [
     {"dloader_workers": 2},
@@ -305,9 +298,6 @@ def samples(path):
     return found
 
 
-# ---- damage --------------------------------------------------------------------------------------------------------------
-
-
 KINDS_OF_DAMAGE = ["flip", "cut", "empty", "delete", "foreign"]
 
 
@@ -337,9 +327,6 @@ def test_a_damaged_checkpoint_is_noticed_wherever_it_is_damaged(tmp_path, caplog
         shutil.rmtree(tmp_path / str(i))
         done += 1
     report("damaged checkpoints passed over with a warning, then refused by name", done, wanted)
-
-
-# ---- signals and space ---------------------------------------------------------------------------------------------------
 
 
 def when_in(life, phase, root):
@@ -413,9 +400,6 @@ def test_a_full_disk_costs_no_checkpoint_and_does_not_end_the_run(tmp_path, live
     assert after["trajectories"] == after["env_steps"] // 6, "the buffer has lost nothing"
     assert [epoch for section, epoch in found["rows"] if section == "train"] == list(range(6)), "nor has the log"
     report("full disks outlasted", 1, 1)
-
-
-# ---- the latest policy ---------------------------------------------------------------------------------------------------
 
 
 def test_the_latest_policy_is_never_torn_and_never_older(tmp_path, lives):

@@ -90,9 +90,6 @@ def temporary_files(root):
     return [p for p in (root / "fifo").iterdir() if p.name.startswith(".tmp-")]
 
 
-# ---------------------------------------------------------------------- writers are killed
-
-
 def test_killed_writers_lose_nothing_that_they_acknowledged(tmp_path):
     rng, wanted, killed, totals = faults.rng("kill"), count(15, 200), 0, Counter()
     with Nursery() as nursery:
@@ -133,9 +130,6 @@ def survivors(root):
     assert store.info()["quarantined"] == 0
     store.close()
     return found
-
-
-# ---------------------------------------------------------------------- files are damaged
 
 
 def flipped(good, offset, rng):
@@ -228,9 +222,6 @@ def test_damage_after_the_check_is_found_before_it_is_sampled(tmp_path, save_as,
     say(f"{dict(harm)}: {quarantined} in quarantine, the others harmless; {sum(samplers.done)} right samples meanwhile")
 
 
-# ---------------------------------------------------------------------- files are deleted while they are read
-
-
 def read_a_slice(store, sizes):
     """Read and compare a slice of a random trajectory; True if it was there. ``sizes``: of the store, as they were seen."""
 
@@ -297,9 +288,6 @@ def test_readers_go_on_while_the_oldest_are_deleted(tmp_path):
     say(f"{sum(readers.done)} slices read, {evicted} files deleted within {seconds} s, never more than {max(sizes)} of {limit}")
 
 
-# ---------------------------------------------------------------------- the disk is full
-
-
 @pytest.mark.parametrize("way", ["budget", "tmpfs"])
 def test_a_full_disk_is_waited_for_or_stops_the_run(tmp_path, way):
     prefix = small_disk(tmp_path) if way == "tmpfs" else []
@@ -358,9 +346,6 @@ def test_a_worker_s_full_disk_ends_the_run_with_the_path_and_the_bytes(tmp_path)
         pool.close()
     assert steps > 20
     assert os.listdir(fifo) == []
-
-
-# ---------------------------------------------------------------------- very many files
 
 
 def test_many_short_trajectories_take_few_files(tmp_path, fast_sync):

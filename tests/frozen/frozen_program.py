@@ -56,10 +56,7 @@ def continuous():
 
 RUNS = {
     "discrete": {
-        "traj_encoder_type": TformerTrajEncoder,
-        "agent_type": amago.Agent,
-        "env": discrete,
-        "save_trajs_as": "segments",
+        "traj_encoder_type": TformerTrajEncoder, "agent_type": amago.Agent, "env": discrete, "save_trajs_as": "segments",
     },
     "continuous": {
         "traj_encoder_type": GRUTrajEncoder,
@@ -67,7 +64,7 @@ RUNS = {
         "env": continuous,
         "save_trajs_as": "npz",
     },
-}
+}  # fmt: skip
 
 
 def experiment(directory, name, **settings):
@@ -81,13 +78,9 @@ def experiment(directory, name, **settings):
         "dloader_workers": 0, "ckpt_interval": 1, "verbose": False, "log_interval": 1, "seed": 5, "ema_decay": 0.5,
     }  # fmt: skip
     return amago.Experiment(
-        run_name=name,
-        ckpt_base_dir=str(directory),
-        dataset=dataset,
-        make_train_env=make_env,
-        make_val_env=make_env,
+        run_name=name, ckpt_base_dir=str(directory), dataset=dataset, make_train_env=make_env, make_val_env=make_env,
         **common | run | settings,
-    )
+    )  # fmt: skip
 
 
 def answers(directory, name):

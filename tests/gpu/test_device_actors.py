@@ -26,13 +26,9 @@ def pool_of(device, path=None, exploration=None, save_every=None, **options):
         None if path is None else {"save_trajs_to": str(path / "fifo"), "save_trajs_as": "segments", "save_every": save_every}
     )
     found = make_pool(
-        counting(device, **options),
-        "already_vectorized",
-        parallel_actors=ROWS,
-        recorder=recorder,
-        exploration=exploration,
+        counting(device, **options), "already_vectorized", parallel_actors=ROWS, recorder=recorder, exploration=exploration,
         seed=0,
-    )
+    )  # fmt: skip
     found.reset()
     return found
 

@@ -130,13 +130,8 @@ def test_one_process_of_several(tmp_path, device, monkeypatch):
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     places = {
-        "RANK": 0,
-        "LOCAL_RANK": 0,
-        "WORLD_SIZE": 1,
-        "LOCAL_WORLD_SIZE": 1,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-    }
+        "RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+    }  # fmt: skip
     for name, value in places.items():
         monkeypatch.setenv(name, str(value))
     try:

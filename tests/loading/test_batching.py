@@ -1,7 +1,5 @@
 """Batches read straight into place equal those of single sequences, and memory is used again only when nobody has it."""
 
-import threading
-
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -10,7 +8,6 @@ from messages import refused
 from store_helpers import FEW, dataset_of, numbered, put, writer
 
 from amago.loading import DatasetSettings, DiskTrajDataset, RLDataset, collate
-from amago.loading.loader import Recycler
 
 
 def one_by_one(dataset, rng, n):
@@ -80,21 +77,3 @@ def test_a_file_that_goes_meanwhile_is_drawn_again(tmp_path):
     path.unlink()
     batch = dataset.sample_batch(np.random.default_rng(0), 16)
     assert (batch.obs["a/b"][..., 0] == 1).all()
-
-
-def test_no_two_threads_get_the_same_memory():
-    recycler, wrong = Recycler(keep=8, at_least=1), []
-
-    def work(number):
-        for _ in range(300):
-            a = recycler.empty((1000,), np.dtype(np.int64))
-            a[:] = number
-            if (a != number).any():
-                wrong.append(number)
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert wrong == []

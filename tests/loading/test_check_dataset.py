@@ -156,15 +156,6 @@ def test_each_fault_is_named(fault):
     assert len(found.value.problems) == (2 if fault in ("one observation too few", "an infinite reward") else 1), found.value
 
 
-@pytest.mark.parametrize(("space", "bad"), [(gym.spaces.Box(-3, 3, (2,)), 1.5), (gym.spaces.MultiBinary(2), 0.5)])
-def test_actions_of_other_kinds(space, bad):
-    right = sample(lambda d: replace(d, **both(d, d.actions[:, :2])))
-    amago.check_dataset(right, (SPACES[0], space))
-    wrong = sample(lambda d: replace(d, **both(d, put(d.actions[:, :2], (0, 0), bad))))
-    with refused(CheckError, "actions", bad):
-        amago.check_dataset(wrong, (SPACES[0], space))
-
-
 def test_an_empty_buffer_and_files_that_were_refused(tmp_path):
     check_refused(
         CheckError,

@@ -151,9 +151,6 @@ def test_metrics_carry_the_data_sets_name_and_every_one_is_told():
     assert later.calls == ["collected", "trained"]
 
 
-# ---- where new trajectories go ---------------------------------------------------------------------------------------------------
-
-
 def test_new_trajectories_go_to_the_only_one_that_takes_them(tmp_path):
     disk = DiskTrajDataset(tmp_path, "new")
     assert MixtureOfDatasets([recorded(0), disk], [1, 1]).save_new_trajs_to == str(tmp_path / "new" / "buffer" / "fifo")
@@ -180,9 +177,6 @@ def test_of_two_buffers_only_the_one_that_collects_is_edited_and_deleted(tmp_pat
     assert len(new.store) == 1
     mixture.delete(delete_protected=True)
     assert (len(old.store), len(new.store)) == (2, 0)
-
-
-# ---- within an experiment --------------------------------------------------------------------------------------------------------
 
 
 def test_nothing_is_collected_or_trained_with_a_data_set_that_does_nothing(tmp_path):
@@ -224,9 +218,6 @@ def test_from_offline_to_online_in_one_run(tmp_path):
     assert [r["run trajectories"] for r in rows] == [0, 0, 4, 8, 12, 16]
     assert len(tiny.rows(e.run_dir, "train")) >= 6
     assert len(tiny.rows(e.run_dir, "rollout")) == 4
-
-
-# ---- several learners on one buffer ----------------------------------------------------------------------------------------------
 
 
 def test_a_run_that_is_stopped_in_the_middle_of_an_epoch_goes_on_with_the_same_proportions(tmp_path):

@@ -50,15 +50,6 @@ def test_new_sequences_are_alike_and_errors_decide_from_then_on(tmp_path):
     np.testing.assert_allclose(batch.weights.numpy(), want, rtol=1e-4)
 
 
-def test_alpha_and_eta(tmp_path):
-    add(tmp_path, [3] * 4)
-    dataset = prioritised(tmp_path, priority_alpha=0.5, priority_eta=0.25)
-    batch, episode, _ = drawn(dataset)
-    most, mean = np.array([16.0, 4.0, 1.0, 1.0])[episode], np.array([0.0, 4.0, 1.0, 9.0])[episode]
-    batch.sources[0].owner.report(batch.sources, most.astype(np.float32), mean.astype(np.float32))
-    assert_drawn(drawn(dataset, seed=1)[1], np.sqrt([4.0, 4.0, 1.0, 7.0]))
-
-
 def test_the_sequences_of_a_long_trajectory_have_priorities_of_their_own(tmp_path):
     add(tmp_path, [40, 8])
     dataset = prioritised(tmp_path)
@@ -152,9 +143,6 @@ def test_a_resumed_run_draws_what_it_would_have_drawn(tmp_path, balance):
     state["priorities"]["sequences"][0] += 1
     with refused(ValueError, "priorities"):
         again.load_state_dict(state)
-
-
-# ---- in a run ------------------------------------------------------------------------------------------------------------
 
 
 def run_with(root, name="run", **fields):

@@ -6,10 +6,7 @@ from messages import refused
 from store_helpers import add, dataset_of
 
 from amago import config
-from amago.data.batch import subsequence
-from amago.describe import describe
 from amago.loading import DiskTrajDataset, SequenceLoader
-from amago.run.state import changes
 
 
 def episodes(dataset, draws, seed=0, batch_size=50):
@@ -30,9 +27,6 @@ def assert_drawn(found, chances):
     assert statistic < freedom + 5 * np.sqrt(2 * freedom), (counts, expected)
 
 
-# ---- frequencies ---------------------------------------------------------------------------------------------------------
-
-
 LENGTHS = [1, 3, 8, 9, 20, 60]
 
 
@@ -51,27 +45,12 @@ def test_by_length_every_timestep_is_trained_on_as_often(tmp_path, padded, cut_s
         assert abs(share[i] / share.mean() - 1) < 6 / np.sqrt(max(1, (of == i).sum())), share
 
 
-def test_uniform_takes_the_draws_that_it_always_took(tmp_path):
-    add(tmp_path, LENGTHS)
-    rng = np.random.default_rng(4)
-    want = []
-    for _ in range(40):
-        i = rng.integers(len(LENGTHS))
-        subsequence(LENGTHS[i], 8, "none", rng)
-        want.append(i)
-    for options in ({}, {"sampling": "uniform"}):
-        assert episodes(dataset_of(tmp_path, **options), 40, seed=4, batch_size=40).tolist() == want
-
-
 @pytest.mark.parametrize("save_as", ["npz", "segments"])
 def test_balance_gives_every_environment_the_same_share(tmp_path, save_as):
     names = ["A", "B", "A", "A", "C", "A", "A", "A"]
     add(tmp_path, [3] * 8, names=names, save_as=save_as)
     chances = [1 / names.count(n) for n in names]
     assert_drawn(episodes(dataset_of(tmp_path, balance="env_name"), 6000), chances)
-
-
-# ---- files that come and go ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("workers", [0, 3])
@@ -88,8 +67,6 @@ def test_a_file_with_nearly_all_of_the_weight_that_another_process_deletes(tmp_p
     loader.close()
     assert 199 not in last.obs["a/b"][:, 0, 0]
 
-
-# ---- repeatability -------------------------------------------------------------------------------------------------------
 
 WAYS = [{"sampling": "length"}, {"balance": "env_name"}, {"sampling": "length", "balance": "env_name"}]  # fmt: skip
 
@@ -118,9 +95,6 @@ def test_a_resumed_run_draws_what_it_would_have_drawn(tmp_path, way):
     assert drawn_by(again, first=3) == want
 
 
-# ---- arguments -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("option", "value", "right"), [("sampling", "lenght", "length"), ("balance", "task", "env_name")])
 def test_wrong_arguments_are_named(tmp_path, option, value, right):
     with refused(ValueError, option, value, right):
@@ -135,13 +109,3 @@ def test_gin_sets_it_and_the_summary_says_it(tmp_path):
     assert (dataset.sampling, dataset.balance) == ("length", "env_name")
     assert "by length" in dataset.describe()
     assert dataset_of(tmp_path).describe().endswith("trajectories")
-
-
-def test_a_resumed_run_says_that_it_samples_in_another_way(tmp_path):
-    def settings(**options):
-        fields = {"dataset": describe(DiskTrajDataset(tmp_path, "d", **options))}
-        return {"fields": fields, "parameters": {}, "bound": [], "unused": []}
-
-    before, now = settings(), settings(sampling="length")
-    (change,) = changes(before, now)
-    assert (change.name, change.before, change.now) == ("dataset.sampling", "uniform", "length")

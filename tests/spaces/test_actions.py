@@ -1,7 +1,5 @@
 """Actions of several parts, from the environment to disk, to the networks and back."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -137,13 +135,6 @@ def test_ranges_that_float64_cannot_hold_are_refused(space: gym.Space[Any]) -> N
         action_spec(space)
 
 
-def test_the_order_of_a_dict_is_that_of_its_sorted_keys() -> None:
-    spec = action_spec(G.Dict([("b", G.Discrete(2)), ("a", G.Discrete(3))]))
-    assert spec.kind == "discrete(3)+discrete(2)"
-    np.testing.assert_array_equal(spec.from_env({"b": 1, "a": 2}), [2, 1])
-    assert spec.to_env(np.array([2, 1])) == {"a": 2, "b": 1}
-
-
 @pytest.mark.parametrize(
     ("column", "value", "error", "named"),
     [
@@ -186,9 +177,6 @@ def test_wrong_spaces_and_dtypes() -> None:
         (naming("key 3", "str"), lambda: action_spec(G.Dict({3: G.Discrete(2)}))),
         ("Text", lambda: action_spec(G.Dict(a=G.Text(3)))),
     )
-
-
-# ---- policies ------------------------------------------------------------------------------------------------------------------
 
 
 def product(lead: tuple[int, ...] = (2, 3)) -> tuple[Any, torch.Tensor]:
@@ -248,9 +236,6 @@ def test_samples_follow_the_parts_probabilities() -> None:
     np.testing.assert_allclose(spec.to_vector(mode.numpy()), pi.mode.numpy())
 
 
-# ---- agents --------------------------------------------------------------------------------------------------------------------
-
-
 def build(name: str, agent_type: type[Any]) -> Any:
     return tiny.agent(AMAGOEnv(Lock(name)), agent_type=agent_type, max_seq_len=4, use_multigamma=True)
 
@@ -292,9 +277,6 @@ def test_losses_reach_everything_that_is_trained(name: str, agent_type: type[Any
     assert values["q_sa"].shape == values["v_s"].shape == (2, 3, 2, 1)
 
 
-# ---- exploration ---------------------------------------------------------------------------------------------------------------
-
-
 @NAMES
 def test_exploration_changes_each_part_in_its_own_way(name: str) -> None:
     config.bind({"EpsilonGreedy.randomize_eps": False, "EpsilonGreedy.eps_start": 1.0, "EpsilonGreedy.eps_end": 1.0})
@@ -322,9 +304,6 @@ def test_exploration_changes_each_part_in_its_own_way(name: str) -> None:
         else:
             assert 0.5 < column.std() < 0.85
             assert np.abs(column).max() == 1.0
-
-
-# ---- end to end ----------------------------------------------------------------------------------------------------------------
 
 
 def check_recorded(name: str, traj: StoredTraj) -> None:

@@ -1,7 +1,5 @@
 """What a mask forbids has a probability of exactly 0: in policies, exploration, data, evaluation, and after loading."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 
@@ -21,16 +19,13 @@ from amago.data.batch import Batch
 from amago.envs import AMAGOEnv
 from amago.envs.exploration import BilevelEpsilonGreedy, EpsilonGreedy, ExplorationWrapper, made_legal
 from amago.nets.actor_critic import Actor, BaseActorHead, ResidualActor
-from amago.nets.policy_dists import Discrete, Multibinary, TanhGaussian, distribution_of
+from amago.nets.policy_dists import Discrete
 from amago.spaces import ActionMask, action_spec, check_mask
 
 G = gym.spaces
 RULES = {"discrete": G.Discrete(5, start=2), "multibinary": G.MultiBinary(4)} | SPACES
 ALWAYS = {"EpsilonGreedy.randomize_eps": False, "EpsilonGreedy.eps_start": 1.0, "EpsilonGreedy.eps_end": 1.0}
 AGENTS = pytest.mark.parametrize("agent_type", [Agent, MultiTaskAgent])
-
-
-# ---- distributions -------------------------------------------------------------------------------------------------------------
 
 
 def test_an_illegal_choice_has_no_probability_at_all() -> None:
@@ -48,42 +43,6 @@ def test_an_illegal_choice_has_no_probability_at_all() -> None:
     assert vec.grad.isfinite().all()
     assert (vec.grad[:, [1, 3]] == 0).all()
     assert vec.grad[:, [0, 2]].abs().sum() > 0
-
-
-def test_bits_that_may_not_be_one() -> None:
-    kind, vec = Multibinary(3), torch.full((1000, 3), 3.0, requires_grad=True)
-    pi = kind(kind.masked(vec, torch.tensor([True, False, True])))
-    assert (pi.probs[:, 1] == 0).all()
-    assert not pi.sample()[:, 1].any()
-    assert not pi.rsample()[:, 1].any()
-    assert not pi.sample_action(True)[:, 1].any()
-    assert pi.mode[0].tolist() == [1, 0, 1]
-    (pi.log_prob(torch.ones(1000, 3)).sum() + pi.entropy().sum()).backward()
-    assert vec.grad.isfinite().all()
-    assert (vec.grad[:, 1] == 0).all()
-
-
-def test_a_product_masks_its_parts() -> None:
-    spec = action_spec(SPACES["nested"])
-    kind = distribution_of(spec.kind, spec.dim, TanhGaussian)
-    torch.manual_seed(0)
-    legal = torch.rand(500, spec.dim) < 0.5
-    legal[:, [p.vector.start for p in spec.parts if p.kind == "discrete"]] = True
-    vec = torch.randn(500, kind.input_dimension)
-    pi = kind(kind.masked(vec, legal))
-    forbidden = ~legal
-    forbidden[:, spec.parts[0].vector] = False  # the box
-    for vector in (
-        pi.sample(),
-        pi.mode,
-        pi.sample_vector(True),
-        torch.from_numpy(spec.to_vector(pi.sample_action(True).numpy())),
-    ):
-        assert (vector[forbidden] == 0).all()
-    torch.testing.assert_close(pi.factors[0].loc, kind(vec).factors[0].loc, atol=0, rtol=0)
-
-
-# ---- agents --------------------------------------------------------------------------------------------------------------------
 
 
 def build(space: gym.Space[Any], agent_type: type[Any], **options: Any) -> Any:
@@ -186,9 +145,6 @@ def test_masks_that_cannot_be() -> None:
     )
 
 
-# ---- exploration ---------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("rows", [1, 3])
 def test_exploration_takes_no_illegal_action(name: str, rows: int) -> None:
@@ -215,15 +171,6 @@ def test_exploration_takes_no_illegal_action(name: str, rows: int) -> None:
         assert env.amago_env.env.illegal > 0  # that is what the mask is for
 
 
-def test_a_uniform_choice_becomes_a_uniform_legal_one() -> None:
-    spec, rng = action_spec(G.Discrete(5)), np.random.default_rng(0)
-    mask = np.tile(np.array([0, 1, 1, 0, 1], np.float32), (6000, 1))
-    drawn = made_legal(spec, rng.integers(5, size=(6000, 1)), mask, rng)
-    np.testing.assert_allclose(np.bincount(drawn[:, 0], minlength=5) / 6000, [0, 1 / 3, 1 / 3, 0, 1 / 3], atol=0.03)
-    nothing = np.zeros((4, 5))
-    np.testing.assert_array_equal(made_legal(spec, np.array([[0], [1], [2], [3]]), nothing, rng), [[0], [1], [2], [3]])
-
-
 class Stubborn(ExplorationWrapper):
     """Exploration that knows of no mask."""
 
@@ -242,9 +189,6 @@ def test_exploration_of_ones_own_obeys_too() -> None:
             _, _, terminated, _, _ = env.step(np.zeros((1, 1), np.int64))
             done = terminated.item()
     assert game.illegal_moves == 0
-
-
-# ---- end to end ----------------------------------------------------------------------------------------------------------------
 
 
 def nim(raise_if_illegal: bool = False) -> AMAGOEnv:

@@ -76,22 +76,3 @@ def test_a_damaged_cache_is_not_used(tmp_path, looked_into, caplog, damage):
     assert len(opened(tmp_path)) == 9
     assert len(looked_into) == 6
     assert "index.cache is not used" in caplog.text
-
-
-def test_it_is_renewed_when_it_lacks_a_quarter_and_goes_with_the_buffer(tmp_path, monkeypatch, looked_into):
-    for i in range(8):
-        put(tmp_path, [i], f"w{i}")
-    store = opened(tmp_path)
-    first = (tmp_path / ix.CACHE).read_bytes()
-    put(tmp_path, [8], "x")
-    store.refresh()
-    assert (tmp_path / ix.CACHE).read_bytes() == first
-    put(tmp_path, [9, 10], "y")
-    put(tmp_path, [11], "z")
-    store.refresh()
-    assert (tmp_path / ix.CACHE).read_bytes() != first
-    looked_into.clear()
-    assert len(opened(tmp_path)) == 12
-    assert looked_into == []
-    store.delete()
-    assert not (tmp_path / ix.CACHE).exists()

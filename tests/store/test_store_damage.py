@@ -81,9 +81,6 @@ def test_pipes_do_not_block(tmp_path, caplog):
         assert_refused(tmp_path, "w-000000000000-n1.safetensors", "not a regular file", caplog)
 
 
-# Headers that lie, with checksums that are right
-
-
 def forge(path, change):
     """Rewrite a segment's header; its checksum is made to agree."""
     raw = path.read_bytes()
@@ -204,9 +201,6 @@ def test_sparse_giants_are_not_read(tmp_path, caplog):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # KB
 
 
-# Archives
-
-
 def repack(path, change, method=zipfile.ZIP_STORED):
     """Rewrite an archive's members, a dict of name -> bytes."""
     with zipfile.ZipFile(path) as archive:
@@ -281,9 +275,6 @@ def test_checking_a_bomb_takes_little_memory(tmp_path, caplog):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 10 << 20
-
-
-# After a file was taken in
 
 
 @pytest.mark.parametrize("save_as", KINDS)

@@ -1,7 +1,6 @@
 """Which trajectories there are, in which order, and which are deleted."""
 
 import json
-import logging
 import os
 import pickle
 import random
@@ -13,16 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from messages import check_refused, refused
-from store_helpers import assert_numbered, episodes, numbered, opened, put, writer
+from store_helpers import assert_numbered, episodes, opened, put
 
 from amago.store import EvictedError, PickleRefusedError, TrajectoryStore, files
 
 
 def names(root, part="fifo"):
     return {p.name for p in (root / part).iterdir()}
-
-
-# Order and eviction
 
 
 def test_files_found_at_once_are_ordered_by_sequence_then_writer_never_by_time(tmp_path):
@@ -67,9 +63,6 @@ def test_without_edit_rights_nothing_on_disk_changes(tmp_path):
     assert not (tmp_path / "order.journal").exists()
     with refused(PermissionError, "edit=False"):
         store.delete()
-
-
-# Restart
 
 
 def test_a_restart_keeps_the_order_and_evicts_the_same(tmp_path):
@@ -118,17 +111,6 @@ def test_without_a_journal_the_names_decide(tmp_path):
     assert episodes(opened(tmp_path)) == [3, 2, 1, 0]
 
 
-def test_the_journal_does_not_grow_for_ever(tmp_path, monkeypatch):
-    store = TrajectoryStore(tmp_path, 2)
-    w = writer(tmp_path, save_as="npz")
-    for _ in range(23):
-        for i in range(50):
-            w.write(numbered(i, 1))
-        store.refresh()
-    assert len((tmp_path / "order.journal").read_bytes().splitlines()) <= 1024 + 2 * 52
-    assert episodes(opened(tmp_path)) == episodes(store) == [48, 49]
-
-
 def test_state_is_json_and_restores_order_and_counters(tmp_path):
     store = TrajectoryStore(tmp_path, 3)
     for i, name in enumerate("edcb"):
@@ -145,9 +127,6 @@ def test_state_is_json_and_restores_order_and_counters(tmp_path):
     check_refused(ValueError, *(("state", lambda bad=bad: again.load_state_dict(bad)) for bad in ({}, {"version": 2})))
     assert {k: again.info()[k] for k in ("ingested", "evicted")} == {"ingested": 5, "evicted": 1}
     assert episodes(opened(tmp_path, 4)) == [9, 1, 2, 3, 4]
-
-
-# Deleting
 
 
 def everything(root):
@@ -206,9 +185,6 @@ def test_more_is_deleted_on_request_but_never_what_is_not_ours(tmp_path, options
     assert episodes(store) == ([] if "delete_protected" in options else [3, 4])
 
 
-# Refused files
-
-
 def test_every_refused_file_is_listed_with_the_reason(tmp_path):
     put(tmp_path, [1])
     put(tmp_path, [2], part="protected")
@@ -229,28 +205,6 @@ def test_every_refused_file_is_listed_with_the_reason(tmp_path):
     assert opened(tmp_path, edit=False).refused().keys() == first.refused().keys()
 
 
-def test_a_file_that_cannot_be_opened_counts_as_refused_until_it_can(tmp_path, monkeypatch):
-    put(tmp_path, [1])
-    store = TrajectoryStore(tmp_path)
-
-    def denied(path):
-        raise PermissionError(13, "Permission denied", path)
-
-    with monkeypatch.context() as m:
-        m.setattr("amago.store.index.open_regular", denied)
-        store.refresh()
-    [(path, reason)] = store.refused().items()
-    assert path.endswith("fifo/w-000000000000-n1.safetensors")
-    assert "it cannot be read now" in reason
-    assert "Permission denied" in reason
-    store.refresh()
-    assert store.refused() == {}
-    assert episodes(store) == [1]
-
-
-# Left-overs of killed writers
-
-
 def test_temporary_files_of_the_dead_are_removed_and_those_of_the_living_are_not(tmp_path):
     put(tmp_path, [1])
     put(tmp_path, [2], part="protected")
@@ -268,9 +222,6 @@ def test_temporary_files_of_the_dead_are_removed_and_those_of_the_living_are_not
     store = TrajectoryStore(tmp_path)
     assert store.refresh().temporary_files == 3
     assert [p.exists() for p in (dead, alive, elsewhere, old, journal)] == [False, True, True, False, False]
-
-
-# Many files, many readers
 
 
 def test_an_index_of_before_the_eviction(tmp_path):
@@ -304,25 +255,6 @@ def test_a_name_that_is_used_again_is_another_file(tmp_path):
         old.read(0)
 
 
-def test_a_file_leaves_the_index_before_it_leaves_the_disk(tmp_path, monkeypatch):
-    store = TrajectoryStore(tmp_path, 1)
-    for i in range(3):
-        put(tmp_path, [i])
-    drawn, real = [], os.unlink
-
-    def unlink(path, *args, **kwargs):
-        drawn.append(episodes(store))
-        real(path, *args, **kwargs)
-
-    store.refresh()
-    for i in range(3, 6):
-        put(tmp_path, [i])
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "unlink", unlink)
-        store.refresh()
-    assert drawn == [[5]] * 3
-
-
 def test_stores_and_views_go_to_other_processes(tmp_path):
     put(tmp_path, [5, 6])
     store = opened(tmp_path)
@@ -354,42 +286,6 @@ def test_quarantine_keeps_files_of_one_name_apart(tmp_path):
     assert store.info()["quarantined"] == 2
 
 
-def test_an_order_that_could_not_be_recorded_is_recorded_later(tmp_path, caplog):
-    store = TrajectoryStore(tmp_path)
-    put(tmp_path, [0], "z")
-    (tmp_path / "order.journal").mkdir()  # nothing can be written under this name
-    with caplog.at_level(logging.WARNING, "amago.store"):
-        store.refresh()
-    assert "could not be recorded" in caplog.text
-    assert episodes(store) == [0]
-    (tmp_path / "order.journal").rmdir()
-    put(tmp_path, [1], "a")
-    store.refresh()
-    assert episodes(opened(tmp_path)) == [0, 1]
-
-
-def test_a_write_right_after_the_check_gets_another_time_stamp(tmp_path):
-    """Time stamps may be as coarse as 10 ms: a file counts as checked once its own is older than that."""
-    [path] = put(tmp_path, [1]).iterdir()
-    store = TrajectoryStore(tmp_path)
-    written = time.time_ns()
-    os.utime(path, ns=(written, written))
-    store.refresh()
-    assert time.time_ns() - written >= 10_000_000
-    assert episodes(store) == [1]
-
-
-@pytest.mark.timeout(60)
-def test_files_of_a_server_whose_clock_is_ahead_are_not_waited_for(tmp_path):
-    [path] = put(tmp_path, [1]).iterdir()
-    hour = 3600 * 10**9
-    os.utime(path, ns=(0, time.time_ns() + hour))
-    assert episodes(opened(tmp_path)) == [1]
-
-
-# Limits
-
-
 @pytest.mark.parametrize(
     ("limits", "left"),
     [
@@ -409,9 +305,6 @@ def test_the_oldest_files_go_until_every_limit_holds_to_within_one_file(tmp_path
     for name in ("max_trajectories", "max_steps", "max_bytes"):
         with pytest.raises(ValueError, match=name):
             TrajectoryStore(tmp_path, **{name: -1})
-
-
-# Pickles
 
 
 def test_pickles_are_refused_at_first_and_skipped_later(tmp_path, caplog):

@@ -2,7 +2,6 @@ import errno
 import logging
 import os
 import re
-import time
 from dataclasses import replace
 
 import gymnasium as gym
@@ -85,9 +84,6 @@ def test_an_existing_file_is_never_overwritten(tmp_path, monkeypatch, links):
     assert episodes(opened(tmp_path)) == [0, 1]
 
 
-# A full disk
-
-
 class Full:
     """An os function that fails for lack of space on chosen calls."""
 
@@ -137,51 +133,6 @@ def test_the_queue_of_a_full_disk_is_bounded(tmp_path, monkeypatch):
     w.write(numbered(accepted, 10))
     w.close()
     assert episodes(opened(tmp_path)) == list(range(accepted + 1))
-
-
-def test_a_full_disk_is_tried_again_after_a_while(tmp_path, monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    w = writer(tmp_path, save_as="npz")
-    full = Full(monkeypatch, "write", range(1, 10**6))
-    for i in range(5):
-        w.write(numbered(i, 3))
-    assert full.count == 1  # not at each trajectory
-    now[0] += 4.9
-    w.write(numbered(5, 3))
-    assert (full.count, w.pending) == (1, 6)
-    full.left = set()
-    now[0] += 0.2
-    w.write(numbered(6, 3))
-    assert (w.pending, w.pending_bytes, w.committed) == (0, 0, 7)
-    w.close()
-
-
-@pytest.mark.parametrize("removed", ["before", "between"])
-def test_a_temporary_file_that_someone_removed_is_written_again(tmp_path, monkeypatch, removed):
-    """A learner whose clock is hours ahead takes it for a left-over."""
-    w, left = writer(tmp_path), [3]
-    real_fsync, real_link = os.fsync, os.link
-
-    def clean():
-        for path in (tmp_path / "fifo").glob(".tmp-*"):
-            if left[0]:
-                left[0] -= 1
-                path.unlink()
-
-    def fsync(fd):
-        real_fsync(fd)
-        clean()
-
-    def link(*args, **kwargs):
-        real_link(*args, **kwargs)
-        clean()
-
-    monkeypatch.setattr(os, *(("fsync", fsync) if removed == "before" else ("link", link)))
-    w.write(numbered(4, 5))
-    w.close()
-    assert left[0] == (0 if removed == "before" else 2)
-    assert episodes(opened(tmp_path)) == [4]
 
 
 def test_other_errors_are_raised_and_lose_nothing(tmp_path, monkeypatch):

@@ -130,14 +130,9 @@ assert agent._reduce_critic_ensemble(torch.randn(B, L, C, G, 1)).shape == (B, L,
 critic_mask, r = torch.ones(B, L, C, G, 1), torch.randn(B, L, 1, G, 1)
 assert agent._td_stats(critic_mask, torch.randn(B, L, C, G, 1), r=r)
 assert agent._td_stats(
-    critic_mask,
-    torch.randn(B, L, C, G, 1),
-    torch.randn(B, L, C, G, 1),
-    r,
-    data.dones[:, :, None, None].expand(B, L, 1, G, 1),
-    r,
-    r,
-)
+    critic_mask, torch.randn(B, L, C, G, 1), torch.randn(B, L, C, G, 1), r,
+    data.dones[:, :, None, None].expand(B, L, 1, G, 1), r, r,
+)  # fmt: skip
 assert agent._policy_stats(torch.ones(B, L, G, 1), dist)
 assert agent._filter_stats(torch.ones(B, L + 1, G, 1), torch.randn(B, L, G, 1), torch.ones(B, L, G, 1))
 assert agent._popart_stats()

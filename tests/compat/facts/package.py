@@ -143,11 +143,8 @@ for name in NAMES.split():
 from amago.cli_utils import *
 
 assert (gin.__name__, EpsilonGreedy.__name__, DiskTrajDataset.__name__, Agent.__name__) == (
-    "gin",
-    "EpsilonGreedy",
-    "DiskTrajDataset",
-    "Agent",
-)
+    "gin", "EpsilonGreedy", "DiskTrajDataset", "Agent",
+)  # fmt: skip
 assert amago.Experiment is Experiment
 
 # fact: parts registered by scripts are switched to by their names

@@ -1,7 +1,5 @@
 """Rules of every built-in environment: Gymnasium's, seeds, pickling, and refusals that name what is wrong."""
 
-from __future__ import annotations
-
 import pickle
 
 import gymnasium as gym

@@ -1,7 +1,5 @@
 """The page on the built-in environments says what the code does: signatures, defaults, metrics."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

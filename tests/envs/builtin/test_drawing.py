@@ -1,7 +1,5 @@
 """The pictures of built-in environments."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.point_robot import PointRobot

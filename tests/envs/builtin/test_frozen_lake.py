@@ -1,7 +1,5 @@
 """MetaFrozenLake against breadth-first search, arithmetic on small lakes, and binomial bounds."""
 
-from __future__ import annotations
-
 from collections import deque
 from typing import Any
 
@@ -126,20 +124,6 @@ def test_an_attempt_ends_at_its_limit(kwargs: dict[str, Any], limit: int) -> Non
     assert ends == [limit, 2 * limit, 3 * limit]
     with pytest.raises(gym.error.ResetNeeded):
         env.step(0)
-
-
-def test_success_is_logged_by_attempt() -> None:
-    env = lake_with({(1, 0)}, 3, k_episodes=4, max_episode_steps=4)
-    win, fall, idle = [3, 3, 1, 1], [1], [0] * 4
-    logged: dict[str, float] = {}
-    for plan in (win, fall, idle, win):
-        for action in plan:
-            *_, terminated, _, info = env.step(action)
-            logged |= info
-    assert terminated
-    assert [logged[f"{AMAGO_ENV_LOG_PREFIX} Attempt {i} Success"] for i in range(4)] == [1.0, 0.0, 0.0, 1.0]
-    assert logged[f"{AMAGO_ENV_LOG_PREFIX} Success Rate"] == 0.5
-    assert len(logged) == 5
 
 
 def test_hard_mode_swap_lasts_for_all_attempts_and_spares_the_backward_actions() -> None:

@@ -1,7 +1,5 @@
 """MazeRunner against shortest ways, counts of spanning trees, identities of random walks, and replays of relabelled rollouts."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter, deque
 from pathlib import Path
@@ -15,7 +13,7 @@ from run_inside import run_script
 
 from amago.data.trajectory import FrozenTraj
 from amago.envs.builtin import MazeRunner
-from amago.envs.builtin.mazerunner import depths, random_maze, spanning_tree
+from amago.envs.builtin.mazerunner import depths, random_maze
 from amago.envs.statistics import AMAGO_ENV_LOG_PREFIX
 from amago.hindsight import TrajectoryBuilder
 from amago.relabeling import GoalSequenceRelabeler
@@ -52,9 +50,6 @@ def ask_for(env: MazeRunner, goals: list[Cell]) -> None:
     env.goals, env._goal_rows = goals, rows
 
 
-# ---- mazes -------------------------------------------------------------------------------------------------------------------
-
-
 def pieces(free: np.ndarray) -> list[set[Cell]]:
     """The connected parts."""
     rest, out = {(int(x), int(y)) for x, y in np.argwhere(free)}, []
@@ -85,23 +80,6 @@ def test_a_maze_without_loops_is_a_tree(size: int) -> None:
         assert touching == int(free.sum()) - 1  # connected, with one edge less than cells
 
 
-def test_every_tree_is_as_likely_as_any_other() -> None:
-    """The grid of 3 x 3 rooms has 192 spanning trees (matrix-tree theorem)."""
-    laplacian = np.zeros((9, 9))
-    for a in range(9):
-        for b in range(9):
-            if abs(a // 3 - b // 3) + abs(a % 3 - b % 3) == 1:
-                laplacian[a, b] = -1
-                laplacian[a, a] += 1
-    trees = round(float(np.linalg.det(laplacian[1:, 1:])))
-    assert trees == 192
-    rng, n = np.random.default_rng(0), 40 * trees
-    counts = Counter(frozenset(frozenset(edge) for edge in spanning_tree(rng, 3)) for _ in range(n))
-    assert len(counts) == trees
-    chi2 = sum((count - n / trees) ** 2 / (n / trees) for count in counts.values())
-    assert abs(chi2 - (trees - 1)) < 4.5 * (2 * (trees - 1)) ** 0.5
-
-
 def test_depth_sensors_count_free_cells() -> None:
     for seed in range(5):
         free = random_maze(np.random.default_rng(seed), 11, 0.2)
@@ -112,9 +90,6 @@ def test_depth_sensors_count_free_cells() -> None:
                 while free[x + dx * (count + 1), y + dy * (count + 1)]:
                     count += 1
                 assert seen[x, y, i] == count
-
-
-# ---- rollouts ----------------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=60, deadline=None)
@@ -207,9 +182,6 @@ def test_actions_are_shuffled_between_rollouts_if_asked() -> None:
     assert all((plain.reset(seed=seed), plain.action_order)[1] == (0, 1, 2, 3, 4) for seed in range(5))
 
 
-# ---- relabelling -------------------------------------------------------------------------------------------------------------
-
-
 def record(env: MazeRunner, seed: int, actions: list[int], goals: list[Cell] | None = None) -> FrozenTraj:
     """The rollout of these actions, with other goals than its own if given."""
     obs, _ = env.reset(seed=seed)
@@ -251,8 +223,6 @@ def test_a_relabelled_rollout_is_what_the_maze_would_have_given(
         assert new.dones[-1]
         assert new.rews.sum() == min(k, len(new))  # a step reaches one goal at most
 
-
-# ---- the example -------------------------------------------------------------------------------------------------------------
 
 TINY = (
     "--run_name tiny --buffer_dir . --epochs 1 --grads_per_epoch 2 --timesteps_per_epoch 24 --parallel_actors 2 --batch_size 4 "

@@ -1,7 +1,5 @@
 """`Nim`: its rules, its best play, its rewards, and an agent that learns it."""
 
-from __future__ import annotations
-
 import itertools
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Exploration of T-Mazes: its schedule by arithmetic, and what it does to real episodes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """ToyMixture: three tasks behind one interface, none of which sees the others."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.toy_mixture import TASKS, ToyMixture
@@ -59,17 +57,6 @@ def test_a_task_is_the_environment_itself(task):
         assert np.all(seen[:, :3] == np.eye(3)[TASKS.index(task)])
         assert not seen[:, 3 + before[0].size :].any()
         assert info[SCORE] == pytest.approx(total / {"recall": 1, "lake": 3, "room": 2}[task])
-
-
-def test_random_draws_all_of_them_evenly():
-    env = ToyMixture()
-    env.reset(seed=0)
-    names = []
-    for _ in range(600):
-        env.reset()
-        names.append(env.env_name)
-    assert {n: names.count(n) > 150 for n in TASKS} == dict.fromkeys(TASKS, True)
-    assert len(names) == sum(names.count(n) for n in TASKS)
 
 
 def test_an_action_that_a_task_lacks_is_its_last():

@@ -41,12 +41,9 @@ def start(mode, kind, root, bad=None, max_env_restarts=100, **recorder):
     env_mode, how = MODES[mode]
     options = {"save_trajs_to": str(root / "fifo"), "save_trajs_as": "segments"} | recorder
     common = {
-        "parallel_actors": N,
-        "exploration": EpsilonGreedy,
-        "recorder": options,
-        "seed": 5,
+        "parallel_actors": N, "exploration": EpsilonGreedy, "recorder": options, "seed": 5,
         "max_env_restarts": max_env_restarts,
-    }
+    }  # fmt: skip
     env = {"kind": kind, "extras": "extra_fields" in recorder, "bad": bad}
     if env_mode == "already_vectorized":
         return make_pool([make_vector(N, how, **env)], env_mode, **common)
@@ -212,16 +209,6 @@ def test_unfinished_rollouts_are_committed_on_request(mode, tmp_path):
             assert pieces[key] == [(0, t)]
     finally:
         pool.close()
-
-
-def test_npz_files_hold_the_same(tmp_path):
-    pool = start("sync", "multibinary", tmp_path, save_trajs_as="npz-compressed")
-    try:
-        play(pool, "multibinary", 30)
-    finally:
-        pool.close()  # commits by itself
-    assert len(list((tmp_path / "fifo").glob("*.npz"))) == len(finished(30))
-    assert read(tmp_path, "multibinary").keys() == finished(30)
 
 
 @pytest.mark.parametrize("kind", list(ACTIONS))

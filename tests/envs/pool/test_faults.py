@@ -14,7 +14,6 @@ from messages import check_refused, naming
 from workers import faults_of, kill
 
 from amago.envs import ActorError, AMAGOEnv, EpsilonGreedy, RecordingError, make_pool
-from amago.envs.pool.faults import Fault, RestartBudget
 from amago.store import TrajectoryStore
 
 N = 4
@@ -188,15 +187,3 @@ def test_what_cannot_be_recorded_is_no_fault_of_the_environment(mode, tmp_path):
     finally:
         with pytest.raises(OSError) if mode == "sync" else contextlib.nullcontext():
             pool.close()
-
-
-def test_restarts_are_counted_by_the_hour(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr("amago.envs.pool.faults.time.monotonic", lambda: now[0])
-    budget = RestartBudget(2)
-    for _ in range(10):
-        budget.record(Fault("actor 0", "boom", 1, 0))
-        now[0] += 1801.0
-    assert budget.drain() == (10, 10)
-    budget.record(Fault("actor 0", "boom"))
-    check_refused(ActorError, ("boom", lambda: budget.record(Fault("actor 0", "boom"))))

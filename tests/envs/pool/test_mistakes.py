@@ -118,17 +118,6 @@ def test_the_same_error_is_a_fault_once_a_rollout_has_ended_or_lasted_long(mode)
             pool.close()
 
 
-def test_one_actors_rollouts_count_for_all():
-    makers = [maker(), maker("reward", step=LENGTH + 3, length=10**9)]
-    pool = make_pool(makers, "async", parallel_actors=2, workers=2)
-    try:
-        pool.reset()
-        play(pool, LENGTH + 4)
-        assert pool.drain().restarts == 1
-    finally:
-        pool.close()
-
-
 def test_a_crash_is_no_mistake_and_is_logged_with_its_traceback_once(caplog):
     pool = make_pool(maker("crash"), "sync", parallel_actors=1, max_env_restarts=40)
     try:
@@ -142,9 +131,6 @@ def test_a_crash_is_no_mistake_and_is_logged_with_its_traceback_once(caplog):
     assert sum("Traceback" in line for line in lines) == 1
     assert len(lines) < 50
     assert "32 times so far" in caplog.text
-
-
-# ---- a run -----------------------------------------------------------------------------------------------------------
 
 
 def test_the_command_ends_within_one_screen(tmp_path):

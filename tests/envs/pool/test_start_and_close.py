@@ -2,7 +2,6 @@
 
 import gc
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -164,33 +163,6 @@ def test_workers_import_neither_torch_nor_the_script(context, torch, end, tmp_pa
     assert "torch in workers: [0.0, 0.0] actors: [8.0, 9.0]" in done.stdout
     assert "took: [7.0, 7.0]" in done.stdout
     assert done.stderr == ""
-
-
-def test_workers_end_when_the_program_is_killed(tmp_path):
-    command, env = script(
-        tmp_path,
-        """
-        import numpy as np, time
-        from amago.envs import make_pool
-        from counting_env import make_counting
-        from workers import pids
-        pool = make_pool([make_counting(i) for i in range(2)], "async", workers=2,
-                         recorder={"save_trajs_to": "DIR", "save_trajs_as": "segments"})
-        pool.reset()
-        for _ in range(30):
-            pool.step(np.zeros((2, 1), int))
-        print(*pids(pool), flush=True)
-        time.sleep(3600)
-        """.replace("DIR", str(tmp_path / "fifo")),
-    )
-    program = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
-    pids = program.stdout.readline().split()
-    assert len(pids) == 2
-    program.send_signal(signal.SIGKILL)
-    program.wait()
-    program.stdout.close()
-    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
-    assert len(list((tmp_path / "fifo").glob("*.safetensors"))) == 2  # what had ended was committed
 
 
 def test_what_cannot_be_pickled_is_named():

@@ -59,9 +59,6 @@ def checkpoints_all_the_time(root, report, context):
     e.learn()
 
 
-# ---- signals -------------------------------------------------------------------------------------------------------------
-
-
 class Slow(gym.Wrapper):
     def step(self, action):
         time.sleep(0.004)
@@ -109,9 +106,6 @@ def stops_when_asked(root, report, env_mode):
     e = tiny.started(root, slow_tmaze, experiment_type=Phases, env_mode=env_mode, verbose=True, **fields)
     write_json(report, standing(e))
     e.learn()
-
-
-# ---- bit by bit ----------------------------------------------------------------------------------------------------------
 
 
 class NotingBuffers(BatchBuffers):
@@ -169,9 +163,6 @@ def trains_on_what_is_there(root, name, samples, updates, traj, **fields):
     Noted.log = os.open(samples, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     e.learn()
     e.close()
-
-
-# ---- no space ------------------------------------------------------------------------------------------------------------
 
 
 def mount_small_disk(directory, size):
@@ -247,9 +238,6 @@ def look(e):
     }  # fmt: skip
 
 
-# ---- every line of a save ------------------------------------------------------------------------------------------------
-
-
 def killed_at_every_line(root, report, first, stride):
     """Save, replace and prune training states, killed at each ``stride``-th line of code."""
     states, problems, n, lines = Path(root) / "states", [], first, 0
@@ -294,9 +282,6 @@ def end_at_line(n):
         return trace
 
     sys.settrace(trace)
-
-
-# ---- the latest policy ---------------------------------------------------------------------------------------------------
 
 
 def publishes(root, report):

@@ -1,7 +1,5 @@
 """Recorded actions of several parts: by column or by name, they become what the environment takes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import gymnasium as gym

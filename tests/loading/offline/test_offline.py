@@ -1,7 +1,5 @@
 """Recordings of others: every number where it belongs, exact targets at every kind of end, and refusals that say why."""
 
-import os
-
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -22,7 +20,6 @@ from amago.loading import (
 )
 from amago.loading.offline.arrays import read_npz
 from amago.loading.offline.minari import export
-from amago.relabeling import Relabeler
 
 h5py = pytest.importorskip("h5py")
 minari = pytest.importorskip("minari")
@@ -146,9 +143,6 @@ def test_a_time_limit_without_timeouts_is_counted_from_each_termination(tmp_path
     assert unlimited.source.lengths.tolist() == [2, 17, 5]
 
 
-# ---- kinds of observation and action ---------------------------------------------------------------------------------------------
-
-
 def test_dicts_images_and_discrete_actions_come_back_from_minari(tmp_path):
     obs_space = gym.spaces.Dict(
         {
@@ -207,33 +201,6 @@ def test_npz_files_have_the_same_arrays_by_any_usual_name(tmp_path):
     np.savez(tmp_path / "d.npz", observations=rows["rewards"])
     with pytest.raises(ValueError, match=r"d\.npz lacks actions, rewards, terminations; it has \['observations'\]"):
         read_npz(tmp_path / "d.npz")
-
-
-# ---- sampling --------------------------------------------------------------------------------------------------------------------
-
-
-def test_a_relabeler_may_change_arrays_in_place_and_the_recording_stays(tmp_path):
-    class Spoil(Relabeler):
-        def relabel(self, traj):
-            traj.obs["observation"][:] = -1
-            traj.rews[:] = 7
-            traj.dones[:] = False
-            return traj
-
-    dataset = ArrayDataset(**rec.rows(rec.record()), action_space=rec.ACT, relabeler=Spoil())
-    dataset.configure(DatasetSettings(4))
-    sample = dataset.sample_random_trajectory(np.random.default_rng(0))
-    assert (sample.rews == 7).all()
-    assert (sample.obs["observation"] == -1).all()
-    for _ in range(20):
-        dataset.sample_random_trajectory(np.random.default_rng(0))
-    for traj, episode in zip(dataset.source, [e for e in rec.record() if len(e) > e.cut], strict=True):
-        np.testing.assert_array_equal(traj.obs["observation"][:, 0], episode.number)
-        np.testing.assert_array_equal(traj.rews[:, 0], episode.rewards[: len(traj)])
-        assert traj.dones[-1, 0] == episode.terminated
-
-
-# ---- refusals --------------------------------------------------------------------------------------------------------------------
 
 
 UNIT, BYTES = gym.spaces.Box(0, 1, (2,), np.float32), gym.spaces.Box(0, 255, (2,), np.uint8)
@@ -299,15 +266,6 @@ def test_hostile_hdf5_files_are_refused(tmp_path):
         _ = D4RLDataset(tmp_path / "links.hdf5").source
 
 
-def test_minaris_directory_may_be_relative(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MINARI_DATASETS_PATH", "here")
-    source = arrays(tmp_path, rec.record(), next_observations=True).source
-    assert export(source, source.obs_space, source.action_spec, "test/ours-v0") == 7
-    assert len(MinariDataset("test/ours-v0")) == 7
-    assert os.environ["MINARI_DATASETS_PATH"] == "here"
-
-
 def test_a_failed_copy_leaves_nothing_behind(tmp_path):
     directory = tmp_path / "buffer" / "protected"
     arrays(tmp_path, rec.record()).copy_to(directory, "first", save_as="npz")
@@ -324,9 +282,6 @@ def test_a_failed_copy_leaves_nothing_behind(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         Broken().copy_to(directory, "second", save_as="npz", progress=stop)
     assert sorted(directory.iterdir()) == before
-
-
-# ---- damaged episodes, lists, other names --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("in_memory", [True, False])

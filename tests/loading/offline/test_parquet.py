@@ -34,12 +34,9 @@ EXTRAS = (ExtraField("state", "T+1", (2,)), ExtraField("label", "T", (), "int64"
 def write_buffer(root, action_space, count=7):
     rng = np.random.default_rng(0)
     out = TrajectoryWriter(
-        root / "buffer" / "protected",
-        writer="w",
-        action_space=action_space,
-        obs_space=gym.spaces.Dict(OBS),
+        root / "buffer" / "protected", writer="w", action_space=action_space, obs_space=gym.spaces.Dict(OBS),
         extra_fields=EXTRAS,
-    )
+    )  # fmt: skip
     spec = action_spec(action_space)
     for i in range(count):
         n = i + 2
