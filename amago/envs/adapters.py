@@ -43,7 +43,7 @@ class _Rows(gym.vector.VectorEnv[Any, Any, Any]):
         self.observation_space = gym.vector.utils.batch_space(observation_space, rows)
         self.action_space = gym.vector.utils.batch_space(action_space, rows)
 
-    def close_extras(self, **kwargs: Any) -> None:
+    def close_extras(self, **kwargs: object) -> None:
         self.env.close()
 
 
@@ -56,7 +56,7 @@ class _SB3Rows(_Rows):
             self.env.seed(int(seed if np.ndim(seed) == 0 else seed[0]))  # row i has this number plus i
         return self.env.reset(), {}
 
-    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+    def step(self, actions: object) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         obs, rewards, ended, infos = self.env.step(actions)
         truncated = np.array([bool(info.get("TimeLimit.truncated")) for info in infos]) & ended
         info: dict[str, Any] = {}
@@ -88,7 +88,7 @@ class _Agents(_Rows):
         empty = gym.vector.utils.create_empty_array(self.single_observation_space, len(rows))
         return gym.vector.utils.concatenate(self.single_observation_space, rows, empty)
 
-    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+    def step(self, actions: object) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         each = gym.vector.utils.iterate(self.action_space, actions)
         chosen = {agent: action for agent, action in zip(self.agents, each) if agent in self.env.agents}
         obs, rewards, terminated, _, _ = self.env.step(chosen)

@@ -221,7 +221,7 @@ class AMAGOEnv(gym.Wrapper[Any, Any, Any, Any]):
         zeros = np.zeros((b, self.action_size), dtype=self._form.vector_dtype)
         return Timestep(obs, zeros, np.zeros(b, np.float32), self.step_count, np.zeros(b, dtype=bool), b), info
 
-    def step(self, action: Any) -> Step:  # type: ignore[override]  # arrays: rows side by side
+    def step(self, action: object) -> Step:  # type: ignore[override]  # arrays: rows side by side
         """Take one step in every row.
 
         Args:
@@ -377,7 +377,7 @@ class AMAGOWrapper(gym.Wrapper[Any, Any, Any, Any]):
     rl2_space: gym.Space[Any]
     __getattr__ = forwarded
 
-    def __init__(self, env: Any):
+    def __init__(self, env: gym.Env[Any, Any]):
         self.amago_env = innermost(env, f"{type(self).__name__} needs an AMAGOEnv, but got")
         super().__init__(env)
         self.action_spec, self.rl2_space = self.amago_env.action_spec, self.amago_env.rl2_space

@@ -176,7 +176,7 @@ class ExplorationWrapper(gym.ActionWrapper[Any, Any, Any]):
             noisy = made_legal(self.action_spec, noisy, self._mask, self.rng)
         return action if noisy is batch else noisy if action.ndim == 2 else noisy[0]
 
-    def step(self, action: Any) -> Step:  # type: ignore[override]  # arrays: rows side by side
+    def step(self, action: object) -> Step:  # type: ignore[override]  # arrays: rows side by side
         if self._clips:
             action = self.amago_env.check_action(action)  # clipping would hide a number out of bounds
         action = np.atleast_1d(action)

@@ -45,14 +45,14 @@ class assignable(Generic[T]):
         return self if obj is None else self._getter(obj)  # type: ignore[return-value]  # of the class: itself
 
 
-def layers(env: Any) -> Iterator[Any]:
+def layers(env: object) -> Iterator[Any]:
     """The environment and those that it wraps, from the outside."""
     while env is not None:
         yield env
         env = env.env if isinstance(env, (gym.Wrapper, gym.vector.VectorWrapper)) else None
 
 
-def own_name(env: Any) -> object:
+def own_name(env: object) -> object:
     """``env_name`` of the environment or the nearest one that it wraps, else the Gymnasium id, else the class."""
     for layer in layers(env):
         if (name := getattr(layer, "env_name", None)) is not None:
@@ -61,7 +61,7 @@ def own_name(env: Any) -> object:
     return spec.id if spec is not None else type(getattr(env, "unwrapped", env)).__name__
 
 
-def horizon(env: Any) -> int | None:
+def horizon(env: object) -> int | None:
     """The most steps of a rollout; None if that is not known.
 
     The outermost `gymnasium.wrappers.TimeLimit` or attribute ``horizon`` that is a whole number from 1 decides; else the time
@@ -77,7 +77,7 @@ def horizon(env: Any) -> int | None:
     return None if limit is None else int(limit)
 
 
-def learning_wrappers(env: Any) -> list[str]:
+def learning_wrappers(env: object) -> list[str]:
     """The wrappers around an environment that learn statistics while it runs, from the outside."""
     return [
         type(layer).__name__

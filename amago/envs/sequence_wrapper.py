@@ -100,7 +100,7 @@ class SequenceWrapper(AMAGOWrapper):
         self._opened_at[:] = 0
         return ts.obs, info
 
-    def step(self, action: Any) -> tuple[dict[str, Array], Array, Array, Array, dict[str, Any]]:  # type: ignore[override]
+    def step(self, action: object) -> tuple[dict[str, Array], Array, Array, Array, dict[str, Any]]:  # type: ignore[override]
         """Take one step in every row; returns observations {key: (B, ...)}, reward (B,), terminated (B,), truncated (B,), and the
         environment's info.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -72,7 +72,7 @@ class SumTree:
         Raises:
             ValueError: all weights are 0.
         """
-        item: Any = self._nodes.item
+        item: Callable[[int], float] = self._nodes.item
         if not item(1) > 0:
             raise ValueError("all weights are 0, so that nothing can be drawn")
         node, mass = 1, rng.random() * item(1)

@@ -155,13 +155,9 @@ SMALLEST = {"NatureishCNN": 36, "DrQCNN": 15, "IMPALAishCNN": 15, "GridworldCNN"
 """Height and width of the smallest image of each network with its default arguments."""
 
 
-def _height_and_width(shape: Sequence[int], channels_first: bool) -> tuple[int, int]:
-    return (shape[1], shape[2]) if channels_first else (shape[0], shape[1])
-
-
 def cnn_for(img_shape: Sequence[int], channels_first: bool = False) -> type[CNN]:
     """The network for images of a size: `NatureishCNN` from 36x36 pixels on, `DrQCNN` from 15x15, `GridworldCNN` below."""
-    side = min(_height_and_width(img_shape, channels_first))
+    side = min(img_shape[1:] if channels_first else img_shape[:2])
     if side >= SMALLEST["NatureishCNN"]:
         return NatureishCNN
     return DrQCNN if side >= SMALLEST["DrQCNN"] else GridworldCNN

@@ -112,11 +112,6 @@ def flat_inputs(obs: dict[str, Tensor], keys: Sequence[str], rl2s: Tensor, norm:
     return norm(torch.cat([*(obs[k].flatten(2).float() for k in keys), rl2s.float()], dim=-1), mask)
 
 
-def scaled_width(d_inp: int, d_hidden: int) -> int:
-    """``d_hidden``, or the power of two from ``d_inp`` on if that is larger, but at most 8 x ``d_hidden``."""
-    return max(d_hidden, min(1 << (d_inp - 1).bit_length(), 8 * d_hidden))
-
-
 def _space_of(obs_space: gym.spaces.Dict, **argument: str) -> gym.spaces.Box:
     """The space of the observation that an argument names."""
     ((name, key),) = argument.items()
@@ -153,7 +148,7 @@ class FFTstepEncoder(TstepEncoder):
 
     Args, beside those of `TstepEncoder`:
         norm: of each hidden layer, a method of `amago.nets.ff.Normalization`; None: none.
-        auto_scale: make hidden layers at least as wide as the input (`scaled_width`).
+        auto_scale: make hidden layers as wide as the power of two from the input's width on, between ``d_hidden`` and 8 times it.
     """
 
     def __init__(
@@ -176,7 +171,7 @@ class FFTstepEncoder(TstepEncoder):
         self.obs_keys = _chosen_keys(obs_space, specify_obs_keys)
         d_inp = flat_width(obs_space, self.obs_keys, rl2_space)
         self.in_norm = InputNorm(d_inp, skip=not normalize_inputs)
-        d_hidden = scaled_width(d_inp, d_hidden) if auto_scale else d_hidden
+        d_hidden = max(d_hidden, min(1 << (d_inp - 1).bit_length(), 8 * d_hidden)) if auto_scale else d_hidden
         self.base = MLP(d_inp, d_hidden, n_layers, d_output, activation=activation, normalization=norm)
         self.out_norm = Normalization(out_norm, d_output)
         self._emb_dim = d_output

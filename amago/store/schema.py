@@ -239,7 +239,7 @@ def pack(trajs: Sequence[StoredTraj]) -> tuple[dict[str, Array], list[str]]:
     return {k: np.ascontiguousarray(fields[k]) for k in sorted(fields)}, names
 
 
-def check_index(ep_offsets: Array, start_time: Array, env_id: Array, total: int, env_names: Any) -> tuple[str, ...]:
+def check_index(ep_offsets: Array, start_time: Array, env_id: Array, total: int, env_names: object) -> tuple[str, ...]:
     """Check the values that locate trajectories in the file; returns the environment names.
 
     Raises:

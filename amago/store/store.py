@@ -21,8 +21,7 @@ from amago.spaces import ActionSpec
 from amago.store import formats, system
 from amago.store import index as ix
 from amago.store.files import TEMPORARY, BadFileError, EvictedError, PickleRefusedError, is_stale
-from amago.store.index import Entry, Record, Stamps
-from amago.store.refused import FIFO, PARTITIONS, PROTECTED, RefusedFiles
+from amago.store.index import FIFO, PARTITIONS, PROTECTED, Entry, Record, RefusedFiles, Stamps
 from amago.store.schema import Schema, schema_of, spaces_text
 from amago.store.view import OpenFiles, StoreView
 

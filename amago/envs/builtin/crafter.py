@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gin
 import gymnasium as gym
@@ -17,8 +17,11 @@ from numpy.typing import NDArray
 
 from amago.envs.builtin import _common as common
 from amago.envs.builtin._common import require
-from amago.envs.builtin._crafter_world import FastLocalView, OrderedSet, around, generate_world
 from amago.relabeling import GoalSequenceRelabeler
+
+if TYPE_CHECKING:
+    from crafter.engine import LocalView
+    from crafter.objects import Player
 
 Observation = dict[str, NDArray[Any]]
 
@@ -75,6 +78,58 @@ _TOKENS = {name: goal_tokens(name) for name in ACHIEVEMENTS}
 
 def _nothing() -> None:
     return None
+
+
+class OrderedSet(dict[Any, None]):
+    """A set that iterates in order of insertion, in which Crafter's worlds depend on their seed alone, not on memory addresses."""
+
+    def add(self, element: object) -> None:
+        self[element] = None
+
+    def remove(self, element: object) -> None:
+        del self[element]
+
+
+class FastLocalView:
+    """Draw the cells around the player as the `crafter.engine.LocalView` ``view`` does, which still draws night and sleep."""
+
+    def __init__(self, view: LocalView) -> None:
+        self._view, self._world, self._textures = view, view._world, view._textures
+        self._engine = require("crafter.engine", "crafter")
+        self._size = (int(view._grid[0]), int(view._grid[1]))
+        self._tiles: dict[tuple[int, int], NDArray[np.uint8]] = {}
+
+    def _tiles_of(self, unit: tuple[int, int]) -> NDArray[np.uint8]:
+        """Images of all materials, uint8 (materials, *unit, 3); index 0, outside the world, is grey."""
+        if unit not in self._tiles:
+            names = self._world._mat_names
+            tiles = np.full((len(names), *unit, 3), 127, dtype=np.uint8)
+            for i, name in names.items():
+                if name is not None:
+                    tiles[i] = self._textures.get(name, unit)[..., :3]
+            self._tiles[unit] = tiles
+        return self._tiles[unit]
+
+    def __call__(self, player: Player, unit: Sequence[int]) -> NDArray[Any]:
+        (width, height), side = self._size, (int(unit[0]), int(unit[1]))
+        materials = around(self._world._mat_map, player.pos, self._size)
+        canvas = self._tiles_of(side)[materials].transpose(0, 2, 1, 3, 4).reshape(width * side[0], height * side[1], 3)
+        creatures = around(self._world._obj_map, player.pos, self._size)
+        for x, y in np.argwhere(creatures).tolist():
+            texture = self._textures.get(self._world._objects[creatures[x, y]].texture, unit)
+            self._engine._draw_alpha(canvas, np.array([x, y]) * unit, texture)
+        canvas = self._view._light(canvas, self._world.daylight)
+        return self._view._sleep(canvas) if player.sleeping else canvas  # type: ignore[no-any-return]
+
+
+def around(cells: NDArray[Any], center: Sequence[int], size: tuple[int, int]) -> NDArray[Any]:
+    """The section of a map [x, y] that has ``center`` at ``size // 2``; cells outside the map are 0."""
+    out = np.zeros(size, dtype=cells.dtype)
+    left, top = int(center[0]) - size[0] // 2, int(center[1]) - size[1] // 2
+    x0, y0 = max(0, left), max(0, top)
+    part = cells[x0 : left + size[0], y0 : top + size[1]]
+    out[x0 - left : x0 - left + part.shape[0], y0 - top : y0 - top + part.shape[1]] = part
+    return out
 
 
 @gin.configurable(module="amago.envs.builtin")
@@ -147,7 +202,7 @@ class CrafterInstructions(gym.Env[Observation, np.int64]):
         self.env_name = "crafter" if self.goals is None else f"crafter_{'+'.join(self.goals)}"
 
         crafter = require("crafter", "crafter")
-        self._objects = require("crafter.objects", "crafter")
+        self._objects, self._worldgen = require("crafter.objects", "crafter"), require("crafter.worldgen", "crafter")
         self._env = crafter.Env(size=(64, 64), length=None, seed=0)
         self._env._sem_view = self._env._obs = _nothing  # drawing takes longer than the rest of a step
         self._env._local_view = FastLocalView(self._env._local_view)
@@ -194,7 +249,7 @@ class CrafterInstructions(gym.Env[Observation, np.int64]):
         env._player = self._objects.Player(env._world, (WORLD // 2, WORLD // 2))
         env._last_health = env._player.health
         env._world.add(env._player)
-        generate_world(env._world, env._player)
+        self._worldgen.generate_world(env._world, env._player)
 
     def _draw(self) -> list[str]:
         rng = self.np_random

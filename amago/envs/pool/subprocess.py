@@ -12,7 +12,6 @@ import multiprocessing as mp
 import os
 import pickle
 import select
-import signal
 import socket
 import struct
 import time
@@ -24,6 +23,7 @@ from multiprocessing.context import BaseContext
 from typing import Any
 
 import numpy as np
+import psutil
 
 from amago.envs.pool import worker as protocol
 from amago.envs.pool.base import ActorPlan, ActorPool, Spaces
@@ -83,19 +83,20 @@ class WorkerHandle:
             self.process = context.Process(target=protocol.worker_main, args=arguments, name=f"amago-actors-{plan.worker}")
             with protocol.main_module_hidden():
                 self.process.start()
+            # multiprocessing takes the children of a forkserver that has died for dead, and neither kills them nor waits for them
+            self._own = psutil.Process(self.process.pid)
         except BaseException as err:
             _private_fds.discard(here.fileno())
             here.close()
-            if isinstance(err, (OSError, EOFError)):
+            if isinstance(err, (OSError, EOFError, psutil.Error)):
                 raise WorkerLost(f"{self.who} could not be started: {err!r}") from err
             raise
         finally:
             there.close()
         self._conn: Connection = here
-        self._fd, self._pidfd = here.fileno(), _open_pidfd(self.process.pid)
+        self._fd = here.fileno()
         self._poll = select.poll()
-        self._poll.register(self._fd, select.POLLIN)
-        self._poll.register(self._pidfd if self._pidfd >= 0 else self.process.sentinel, select.POLLIN)
+        self._poll.register(self._fd, select.POLLIN)  # which its end closes
         self.set_message_timeout(_MESSAGE_SECONDS)
 
     @property
@@ -159,10 +160,9 @@ class WorkerHandle:
         """Receive one answer, or the report of one fault; False if nothing arrives."""
         if self._conn.closed:
             raise WorkerLost("was ended before")
-        events = self._poll.poll(max(0.0, until - time.monotonic()) * 1000)
-        if not events:
+        if not self._poll.poll(max(0.0, until - time.monotonic()) * 1000):
             return False
-        byte = os.read(self._fd, 1) if any(fd == self._fd for fd, _ in events) else b""
+        byte = os.read(self._fd, 1)
         if not byte:
             raise EOFError
         if byte == protocol.FAULT:
@@ -191,42 +191,22 @@ class WorkerHandle:
 
     def signal_kill(self) -> None:
         """Kill the process without waiting for its end."""
-        if self._conn.closed:
-            return
-        # By its descriptor: if the forkserver has died, multiprocessing takes its children for dead and does not kill them.
-        with contextlib.suppress(OSError):
-            if self._pidfd >= 0:
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-            else:
-                self.process.kill()
+        if not self._conn.closed:
+            with contextlib.suppress(psutil.Error):
+                self._own.kill()
 
     def kill(self) -> None:
         """Kill the process, wait for its end, and close this side's descriptors."""
         if self._conn.closed:
             return
         self.signal_kill()
-        if self._pidfd >= 0:
-            ended = select.poll()
-            ended.register(self._pidfd, select.POLLIN)
-            ended.poll(2000)
-            os.close(self._pidfd)
+        with contextlib.suppress(psutil.Error):
+            self._own.wait(2.0)
         self.process.join(2.0)
-        _private_fds.difference_update((self._pidfd, self._fd))
+        _private_fds.discard(self._fd)
         self._conn.close()
         with contextlib.suppress(ValueError):  # still running in spite of SIGKILL: in a system call that does not return
             self.process.close()
-
-
-def _open_pidfd(pid: int | None) -> int:
-    """A descriptor of the process, valid even if its id is reused; -1 where the system has none."""
-    if not hasattr(os, "pidfd_open") or pid is None:
-        return -1
-    try:
-        fd = os.pidfd_open(pid)
-    except OSError:
-        return -1
-    _private_fds.add(fd)
-    return fd
 
 
 def _close(workers: list[WorkerHandle], memory: list[int]) -> None:
