@@ -20,7 +20,6 @@ from typing import Any
 
 import cloudpickle
 import gin
-import yaml
 
 log = logging.getLogger(__name__)
 Binding = tuple[str, str, str, bytes | None]
@@ -55,7 +54,7 @@ def bind(params: Mapping[str, Any]) -> None:
             _check_type(name, value)
             with gin.unlock_config():
                 gin.bind_parameter(name, value)
-        except ValueError as err:
+        except (KeyError, ValueError) as err:  # gin raises the first for an ambiguous name
             raise ValueError(f"cannot bind {name!r} = {value!r}: {_explain(name, err)}") from err
 
 
@@ -70,6 +69,14 @@ def plain(value: Any) -> Any:
         return {plain(k): plain(v) for k, v in value.items()}
     own = type(value).__module__.partition(".")[0] in ("builtins", "amago")
     return value.tolist() if not own and callable(getattr(value, "tolist", None)) else value
+
+
+def reference(text: str) -> Any:
+    """The class or function that "@Name" names; a ValueError if there is none, or several."""
+    try:
+        return gin.config.parse_value(text)
+    except (KeyError, ValueError) as err:
+        raise ValueError(_explain(f"{text[1:]}.", err)) from err
 
 
 def parse_files(paths: Iterable[str | Mapping[str, Any]]) -> None:
@@ -90,84 +97,13 @@ def parse_files(paths: Iterable[str | Mapping[str, Any]]) -> None:
                 gin.parse_config_file(str(zoo_file(path) if str(path).startswith("zoo/") else path))
         except OSError as err:
             raise ValueError(f"cannot read the gin file {str(path)!r}: {err}") from err
-        except ValueError as err:
+        except (KeyError, ValueError) as err:
             raise ValueError(_explain_file(str(path), err)) from err
         for name, value in bindings().items():
             try:
                 _check_type(name, value)
             except ValueError as err:
                 raise ValueError(f"{path}: cannot bind {name!r} = {value!r}: {err}") from err
-
-
-class _Yaml(yaml.SafeLoader):
-    """YAML in which "1e-4" is a number, "no" a text, and "None" nothing."""
-
-
-_Yaml.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in known if not tag.endswith(":bool")]
-    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-for _tag, _pattern, _first in (
-    ("bool", "true|True|false|False", "tTfF"), ("null", "None", "N"), ("float", r"[-+]?(\d[\d_]*\.?\d*|\.\d+)[eE][-+]?\d+", "-+.0123456789"),
-):  # fmt: skip
-    _Yaml.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})$"), list(_first))
-
-
-def read_setting(text: str) -> tuple[str, list[Any]] | None:
-    """The name, and the value or the values, of "NAME=VALUE" or "NAME=VALUE,VALUE,..."; None for another text. Values are YAML's; lists
-    have brackets."""
-    found = re.fullmatch(r"([A-Za-z_][\w./]*)=(.+)", text, re.DOTALL)
-    if found is None or text.endswith((".gin", ".yaml", ".yml")):
-        return None
-    return found[1], [found[2]] if found[2].startswith("@") else _parse_yaml(f"[{found[2]}]", text)
-
-
-def read_settings(entry: str) -> dict[str, Any] | None:
-    """The settings of a YAML file, or of "NAME=VALUE", by dotted name; None for another file, and a ValueError for a mistake."""
-    if (setting := read_setting(entry)) is not None:
-        name, values = setting
-        if len(values) != 1:
-            raise ValueError(f"{entry!r} has {len(values)} values, and one is expected; a list has brackets: {name}=[...]")
-        return {name: values[0]}
-    if not entry.endswith((".yaml", ".yml")):
-        return None
-    try:
-        tree = _parse_yaml(Path(entry).read_text(encoding="utf-8"), entry) or {}
-    except OSError as err:
-        raise ValueError(f"cannot read {entry!r}: {err}") from err
-    if not isinstance(tree, dict):
-        raise ValueError(f"{entry} must have lines NAME: VALUE, got {tree!r:.80}")
-    return dict(_flat(tree))
-
-
-def _parse_yaml(text: str, source: str) -> Any:
-    try:
-        return yaml.load(text, _Yaml)  # a SafeLoader
-    except yaml.YAMLError as err:
-        raise ValueError(f"cannot read {source}: {' '.join(str(err).split())}") from err
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        yield from _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [(f"{prefix}{name}", value)]
-
-
-def write_settings(path: Path, settings: Mapping[str, Any], comment: str) -> None:
-    """Write settings as a YAML file, for `read_settings`; classes and functions as gin names them, other objects not at all."""
-    found = {name: _storable(value) for name, value in settings.items()}
-    kept = {name: value for name, value in found.items() if value is not None or settings[name] is None}
-    path.write_text(f"# {comment}\n{yaml.safe_dump(kept, sort_keys=False)}", encoding="utf-8")
-
-
-def _storable(value: object) -> Any:
-    value = plain(value)
-    if isinstance(value, list | tuple):
-        return [_storable(v) for v in value]
-    if isinstance(value, gin.config.ConfigurableReference):
-        return repr(value)
-    if callable(value):
-        return next((f"@{full}" for full, known in registry().items() if value in (known.wrapped, known.wrapper)), None)
-    return value if isinstance(value, bool | int | float | str) else None
 
 
 @contextmanager
@@ -181,7 +117,7 @@ def _utf8_files() -> Iterator[None]:
         readers[0] = before
 
 
-def _explain_file(path: str, err: ValueError) -> str:
+def _explain_file(path: str, err: Exception) -> str:
     """The message for an error in a file: like `bind`'s, with the line that gin quotes."""
     where = re.search(r'In file "(.*)", line (\d+)\s+([^\s=]+)\s*=', str(err))
     if where is None:
@@ -429,7 +365,8 @@ def _explain(name: str, err: Exception) -> str:
         hint = _did_you_mean(scopeless, known, 0.5) or "if its module is not imported yet, import that first"
         return f"no configurable is called {scopeless!r}; {hint}"
     if len(matches) > 1:
-        return f"{scopeless!r} is ambiguous: it may be {' or '.join(sorted(matches))}; use the full name"
+        users_first = " or ".join(sorted(matches, key=lambda full: (full.startswith("amago."), full)))
+        return f"{scopeless!r} is ambiguous: write the full name, {users_first}"
     if parameter not in signature_of(matches[0]):
         return f"{matches[0]} has no parameter {parameter!r}; {suggestion(parameter, settable_parameters(matches[0]))}"
     return str(err)

@@ -17,7 +17,7 @@ from amago import config
 from amago.cli import train as command
 from amago.cli.eval import evaluate_policy
 from amago.cli.gym_env import GymEnv
-from amago.cli_utils.scripts import record_settings
+from amago.cli_utils.settings import record_settings
 from amago.policy import Policy, load_policy
 from amago.run.console import metrics_table
 from amago.run.results import Evaluation
@@ -98,7 +98,9 @@ def train(
         )
         parser = ArgumentParser()
         command.add_arguments(parser)
-        args = parser.parse_args(["", "--run_name", home.name, "--buffer_dir", str(home.parent)])
+        args = parser.parse_args(
+            [env if isinstance(env, str) else "", "--run_name", home.name, "--buffer_dir", str(home.parent)]
+        )
         if unknown := arguments.keys() - vars(args).keys():
             known = sorted(vars(args))
             raise TypeError("; ".join(f"train() has no argument {k!r}; {config.suggestion(k, known)}" for k in sorted(unknown)))

@@ -112,6 +112,28 @@ def test_the_zoo_and_missing_files():
     )
 
 
+@pytest.mark.parametrize("way", ["dict", "gin file", "setting", "value"])
+def test_a_name_that_the_user_and_the_library_have_is_refused_with_both_full_names(tmp_path, way):
+    @gin.configurable(module="my_nets")
+    class LSTMTrajEncoder:
+        def __init__(self, n_layers: int = 3):
+            self.n_layers = n_layers
+
+    try:
+        (tmp_path / "short.gin").write_text("LSTMTrajEncoder.n_layers = 2\n")
+        short = {
+            "dict": ({"LSTMTrajEncoder.n_layers": 2}, []), "gin file": ({}, [str(tmp_path / "short.gin")]),
+            "setting": ({}, ["LSTMTrajEncoder.n_layers=2"]), "value": ({}, ["experiment.traj_encoder_type=@LSTMTrajEncoder"]),
+        }  # fmt: skip
+        with refused(ValueError, "my_nets.LSTMTrajEncoder or amago.nets.traj_encoders.LSTMTrajEncoder", "full name"):
+            use_config(*short[way])
+        use_config({}, ["my_nets.LSTMTrajEncoder.n_layers=2", "amago.nets.traj_encoders.LSTMTrajEncoder.n_layers=1"])
+        assert LSTMTrajEncoder().n_layers == 2
+    finally:
+        config.clear()
+        gin.config._REGISTRY.pop("my_nets.LSTMTrajEncoder")
+
+
 def test_use_config_says_what_it_replaces(caplog):
     cli_utils.use_config({"Agent.tau": 0.01, "Agent.gamma": 0.9})
     cli_utils.use_config({"FFTrajEncoder.d_model": 8})

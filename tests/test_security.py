@@ -76,7 +76,7 @@ def as_arrays(trap):
 FORMS = {f.__name__: f for f in (plain, oldest, of_torch, of_old_torch, as_array, as_arrays)}
 STATE = "ckpts/training_states/run_epoch_0"
 SLOTS = [
-    "policy.json", "policy.pt", "config.txt", "metrics.jsonl", "train_args.json", "settings.json", "buffer/owner.json", "ckpts/latest/policy.pt",
+    "policy.json", "policy.pt", "config.txt", "metrics.jsonl", "train_args.json", "settings.yaml", "settings.json", "buffer/owner.json", "ckpts/latest/policy.pt",
     "ckpts/policy_weights/policy_epoch_0.pt", f"{STATE}/model.safetensors", f"{STATE}/optimizer.pt", f"{STATE}/state.json",
     f"{STATE}/manifest.json", "buffer/order.journal",
     *(f"buffer/{part}/x.{end}" for part in ("fifo", "protected") for end in ("pt", "pkl", "npy", "npz", "traj", "safetensors")),
@@ -93,6 +93,7 @@ def finished(tmp_path_factory):
     e = tiny.learned(root, tiny.cartpole, val_interval=1, val_timesteps_per_epoch=31, **fields)
     e.close()
     (e.run_dir / "train_args.json").write_text(json.dumps({"env": "CartPole-v1", "horizon": 30}))
+    (e.run_dir / "settings.yaml").write_text("env: CartPole-v1\nhorizon: 30\n")
     (e.run_dir / "buffer" / "protected").mkdir(exist_ok=True)
     config.clear()
     return e.run_dir

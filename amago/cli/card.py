@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import shlex
 from argparse import ArgumentParser, Namespace
 from contextlib import ExitStack, closing
@@ -12,12 +11,14 @@ from pathlib import Path
 from tqdm import tqdm
 
 from amago.cli.eval import add_playing_arguments, check_draws, film_rollout, load_agent
-from amago.cli.gym_env import ARGS_FILE, GymEnv, eval_command, read_args_file
+from amago.cli.gym_env import GymEnv, eval_command, read_environment
 from amago.cli_utils.scripts import running
+from amago.cli_utils.settings import as_yaml
 from amago.policy import Policy, find_run, load_policy
 from amago.policy.card import measure, pull_card, push_card, write_card
 from amago.run import video
 from amago.run.process import draw_seed
+from amago.run.rundir import SETTINGS_YAML
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -46,11 +47,11 @@ def run(args: Namespace) -> int:
         bar = at_end.enter_context(tqdm(desc="evaluate", unit="step", leave=False, dynamic_ncols=True, disable=None))
         at_end.enter_context(running())
         results = measure(policy, envs, args.episodes, make_env.horizon(envs[0]), args.greedy, seed, bar.update)
+    environment = as_yaml({"env": make_env.env_id} | ({"horizon": make_env.max_steps} if make_env.max_steps else {}))
     film = None if args.no_video else functools.partial(_film, policy, make_env, args.greedy, seed)
-    recorded = json.dumps({"env": make_env.env_id, "horizon": make_env.max_steps})
     out = write_card(
         policy, results, args.out or run_dir / "card", run_dir=run_dir, name=args.name, environment=make_env.env_id,
-        licence=args.license, modules=args.modules, film=film, extra_files={ARGS_FILE: recorded}, overwrite=args.overwrite,
+        licence=args.license, modules=args.modules, film=film, extra_files={SETTINGS_YAML: environment}, overwrite=args.overwrite,
     )  # fmt: skip
     for name, score in results.scores.items():
         interval = f"{score.low:.4g} to {score.high:.4g}"
@@ -116,6 +117,6 @@ def pull(args: Namespace) -> int:
     except ValueError as err:  # classes of somebody's own, which are not imported unasked
         print(f"to load it, more is needed: {err}")
     else:
-        env_id = (read_args_file(out) or {}).get("env", "")
+        env_id = (read_environment(out) or ("",))[0]
         print(f'to load it: amago.load_policy("{out}"); to evaluate it: {eval_command(out, env_id)}')
     return 0

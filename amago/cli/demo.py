@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from amago import cli_utils, config
-from amago.cli.gym_env import eval_command, write_args_file
+from amago.cli.gym_env import eval_command
 from amago.cli_utils import whole_number
 from amago.cli_utils.scripts import running
+from amago.cli_utils.settings import as_yaml
 from amago.envs import AMAGOEnv
 from amago.envs.builtin.toy_gym import MetaFrozenLake
 from amago.experiment import Experiment
@@ -20,6 +21,7 @@ from amago.loading import DiskTrajDataset
 from amago.run.callbacks import Callback, Run
 from amago.run.evaluate import AVERAGE_RETURN
 from amago.run.plots import plot_adaptation, read_metrics
+from amago.run.rundir import SETTINGS_YAML
 from amago.run.settings import PROGRESS
 
 SIZE, ATTEMPTS, STEPS = 3, 6, 9
@@ -66,9 +68,8 @@ def make_experiment(out: Path, traj_encoder: str, args: Namespace) -> Experiment
     # hide_rl2s: the reward that comes with the first observation of an attempt would show how the last attempt ended,
     # even to an agent without memory
     tstep = cli_utils.switch_tstep_encoder(settings, "ff", n_layers=1, d_hidden=128, d_output=64, hide_rl2s=True)
-    traj = cli_utils.switch_traj_encoder(settings, traj_encoder, memory_size=64, layers=2)
-    if traj_encoder == "transformer":
-        settings["TformerTrajEncoder.n_heads"] = 4
+    heads = {"n_heads": 4} if traj_encoder == "transformer" else {}
+    traj = cli_utils.switch_traj_encoder(settings, traj_encoder, memory_size=64, layers=2, **heads)
     agent = cli_utils.switch_agent(settings, "agent", reward_multiplier=10.0, tau=0.005)
     explore = cli_utils.switch_exploration(
         settings, "bilevel", rollout_horizon=HORIZON, steps_anneal=max(1, args.epochs * HORIZON // 2)
@@ -91,7 +92,7 @@ def train_and_test(out: Path, traj_encoder: str, args: Namespace) -> tuple[dict[
     with config.temporary({}):
         experiment = make_experiment(out, traj_encoder, args)
         experiment.start()
-        write_args_file(experiment.run_dir, ENVIRONMENT, None)
+        (experiment.run_dir / SETTINGS_YAML).write_text(as_yaml({"env": ENVIRONMENT}), "utf-8")
         try:
             with running():
                 experiment.learn()

@@ -13,7 +13,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from amago.cli.gym_env import ARGS_FILE, ENVIRONMENT, GymEnv, eval_command, is_own_code, read_args_file
+from amago.cli.gym_env import ENVIRONMENT, GymEnv, eval_command, is_own_code, read_environment
 from amago.cli_utils import whole_number
 from amago.cli_utils.arguments import at_least
 from amago.cli_utils.scripts import running
@@ -30,6 +30,7 @@ from amago.run.metrics import TensorBoardLogger
 from amago.run.plots import read_metrics
 from amago.run.process import draw_seed
 from amago.run.results import Evaluation
+from amago.run.rundir import SETTINGS_YAML
 from amago.spaces import space_differences
 
 TAG = "eval/video"
@@ -228,18 +229,17 @@ def environment_of(run_dir: Path, env_id: str | None, horizon: int | None = None
 
     A file of the run does not decide which module of the user is imported: such a name is refused.
     """
-    recorded = read_args_file(run_dir)
+    recorded, max_steps = read_environment(run_dir) or (None, None)
     if env_id is None:
         if recorded is None:
             raise CheckpointError(
-                f"{run_dir} was not made by 'amago train' (no {ARGS_FILE}): name the environment with --env, by its id or as "
+                f"{run_dir} was not made by 'amago train' (no environment in its {SETTINGS_YAML}): name the environment with --env, by its id or as "
                 "module:function, a function that makes it"
             )
-        env_id = str(recorded["env"])
+        env_id = recorded
         if is_own_code(env_id):
             raise ValueError(
-                f"{run_dir / ARGS_FILE} names the environment {env_id}, and a file does not decide which code of yours is imported: if "
+                f"{run_dir / SETTINGS_YAML} names the environment {env_id}, and a file does not decide which code of yours is imported: if "
                 f"you trust it, name it yourself: {eval_command(run_dir, env_id)}"
             )
-    same = recorded is not None and env_id == recorded["env"]
-    return GymEnv(env_id, horizon or (recorded["horizon"] if recorded is not None and same else None))
+    return GymEnv(env_id, horizon or (max_steps if env_id == recorded else None))

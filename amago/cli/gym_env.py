@@ -12,9 +12,10 @@ from typing import Any
 
 import gymnasium as gym
 
+from amago.cli_utils.settings import read_settings
 from amago.envs import AMAGOEnv
+from amago.run.rundir import SETTINGS_YAML
 
-ARGS_FILE = "train_args.json"
 ENVIRONMENT = (
     "id of a registered environment, module:Id-v0 for one that a module registers, or module:function for what makes one"
 )
@@ -94,16 +95,14 @@ def _maker(env_id: str) -> Callable[..., object] | None:
     return found if callable(found) else None
 
 
-def write_args_file(run_dir: Path, env_id: str, max_steps: int | None) -> None:
-    """Record a run's environment, for ``amago eval RUN``."""
-    run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / ARGS_FILE).write_text(json.dumps({"env": env_id, "horizon": max_steps}), encoding="utf-8")
-
-
-def read_args_file(run_dir: Path) -> dict[str, Any] | None:
-    """``{"env", "horizon"}`` of the environment on which a run was trained; None if that is not recorded."""
-    path = run_dir / ARGS_FILE
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+def read_environment(run_dir: Path) -> tuple[str, int | None] | None:
+    """The name of the environment on which a run was trained, and the steps after which its rollouts are truncated; None if that is not
+    recorded."""
+    path = run_dir / SETTINGS_YAML
+    found: dict[str, Any] = (read_settings(str(path)) if path.is_file() else None) or {}
+    if "env" not in found and (earlier := run_dir / "train_args.json").is_file():  # of earlier versions
+        found = json.loads(earlier.read_text(encoding="utf-8"))
+    return (str(found["env"]), found.get("horizon")) if "env" in found else None
 
 
 def is_own_code(env_id: str) -> bool:

@@ -17,8 +17,9 @@ import numpy as np
 from amago import cli_utils, config
 from amago.agent import Agent, BaseAgent
 from amago.cli import main
-from amago.cli.gym_env import ENVIRONMENT, LIMIT, GymEnv, eval_command, is_own_code, write_args_file
-from amago.cli_utils.arguments import LIBRARY_DEFAULTS, at_least, set_arguments
+from amago.cli.gym_env import ENVIRONMENT, LIMIT, GymEnv, eval_command, is_own_code
+from amago.cli_utils.arguments import LIBRARY_DEFAULTS, at_least
+from amago.cli_utils.settings import read_settings, set_arguments
 from amago.describe import fit_width
 from amago.envs import AMAGOEnv
 from amago.experiment import Experiment
@@ -38,7 +39,12 @@ ARGUMENTS: dict[str, Any] = {
 MEMORIES = ("auto", "none", *sorted(set(TRAJ_ENCODERS) - {"ff"}))
 TRIAL_STEPS, TRIAL_SECONDS = 1000, 10.0
 """Most steps of random actions before settings are chosen, and their longest duration: rewards of a slower environment count as informative."""
-MULTIGAMMAS, EXPERIMENT = "amago.agent.Multigammas", "amago.experiment.Experiment"
+MULTIGAMMAS, EXPERIMENT, GREEDY = (
+    "amago.agent.Multigammas",
+    "amago.experiment.Experiment",
+    "amago.envs.exploration.EpsilonGreedy",
+)
+NETS = "amago.nets"  # names are given in full: a program may have an Actor of its own
 Settings = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]  # arguments of the command, options of the agent, others
 
 
@@ -79,7 +85,7 @@ class _From(Action):
     def __call__(self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: str | None = None) -> None:
         run = Path(values).expanduser()
         try:
-            settings = config.read_settings(str(run / SETTINGS_YAML)) or {}
+            settings = read_settings(str(run / SETTINGS_YAML)) or {}
             taken = (run.with_name(f"{run.absolute().name}_{i}") for i in itertools.count(2))
             places = {"buffer_dir": str(run.parent), "run_name": next(path.name for path in taken if not path.exists())}
             env = settings.pop("env", None)
@@ -140,7 +146,7 @@ def make_experiment(args: Namespace, make_env: GymEnv | None = None) -> Experime
     env.close()
     tstep = cli_utils.default_tstep_encoder(settings, observations, d_hidden=128, d_output=64)
     traj = cli_utils.switch_traj_encoder(settings, args.traj_encoder, memory_size=args.memory_size, layers=args.memory_layers)
-    settings |= {"Actor.d_hidden": 128, "NCritics.d_hidden": 128} | choice.settings
+    settings |= {f"{NETS}.actor_critic.{head}.d_hidden": 128 for head in ("Actor", "NCritics")} | choice.settings
     steps = args.epochs * args.timesteps_per_epoch
     exploration = cli_utils.switch_exploration(settings, "egreedy", steps_anneal=max(1, steps // 2))
     cli_utils.use_config(settings, args.configs)
@@ -192,10 +198,7 @@ def run(args: Namespace) -> int:
         options = [] if experiment.sample_actions else ["--greedy"]
         print(f"\nto evaluate it again: {eval_command(experiment.run_dir, args.env, *options)}")
 
-    def record(experiment: Experiment) -> None:
-        write_args_file(experiment.run_dir, args.env, args.horizon)
-
-    cli_utils.run_trials(args, make_experiment, test, started=record)
+    cli_utils.run_trials(args, make_experiment, test)
     for line in unmeasured:
         print(f"amago train: {line}", file=sys.stderr)
     return 1 if unmeasured else 0
@@ -214,8 +217,7 @@ class Choice(NamedTuple):
     def describe(self, env_id: str, given: Mapping[str, Any]) -> str:
         """The choice as text, without the arguments that the user has set (values of ``given`` other than None)."""
         words = [f"--{k} {v}" for k, v in self.arguments.items() if given.get(k) is None]
-        short = {k.removeprefix("amago.agent.").removeprefix("amago.experiment."): v for k, v in self.settings.items()}
-        bindings = [f"{k} = {v}" for k, v in short.items()]
+        bindings = [f"{'.'.join(k.split('.')[-2:])} = {v}" for k, v in self.settings.items()]
         memory = "without memory" if self.arguments["traj_encoder"] == "ff" else "with memory"
         lines = [f"chosen for {env_id}: an agent {memory}, {self.reason}"]
         lines += ["  " + " ".join(words)] if words else []
@@ -264,7 +266,9 @@ def choose_settings(
         chosen = _discrete(isinstance(env.raw_observation_space, gym.spaces.Discrete), chance_tells_nothing(env))
     arguments, options, settings = chosen
     if images_use_little(env):
-        settings |= {f"{encoder}.normalize_images": True for encoder in ("CNNTstepEncoder", "DictTstepEncoder")}
+        settings |= {
+            f"{NETS}.tstep_encoders.{encoder}.normalize_images": True for encoder in ("CNNTstepEncoder", "DictTstepEncoder")
+        }
     settings[f"{EXPERIMENT}.ema_decay"] = 0.99  # policies waver around good ones; their average does not
     if issubclass(agent_type, Agent):  # agents that classify returns have no outputs of their size
         options["rescale_critics"] = True
@@ -326,13 +330,14 @@ def _discrete(counted_states: bool, hard_to_explore: bool) -> Settings:
     }  # fmt: skip
     options = {"gamma": 0.99, "tau": 0.05, "n_step": 10}
     settings: dict[str, Any] = {
-        f"{MULTIGAMMAS}.discrete": [0.9], f"{MULTIGAMMAS}.continuous": [0.9], f"{EXPERIMENT}.lr_cooldown": 0.6, "FFTstepEncoder.n_layers": 1,
+        f"{MULTIGAMMAS}.discrete": [0.9], f"{MULTIGAMMAS}.continuous": [0.9], f"{EXPERIMENT}.lr_cooldown": 0.6,
+        f"{NETS}.tstep_encoders.FFTstepEncoder.n_layers": 1,
     }  # fmt: skip
     if counted_states:  # moves are often random there: FrozenLake needs targets of the trained policy, not of the exploring one
         options |= {"n_step": 1, "offline_coeff": 1.0}
-        settings["EpsilonGreedy.repeat"] = 4.0
+        settings[f"{GREEDY}.repeat"] = 4.0
     elif hard_to_explore:  # choices that are held reach further (Acrobot), and end rollouts early where that is easy (CartPole)
-        settings |= {"EpsilonGreedy.repeat": (1.0, 16.0), "EpsilonGreedy.randomize_eps": False}
+        settings |= {f"{GREEDY}.repeat": (1.0, 16.0), f"{GREEDY}.randomize_eps": False}
         arguments["epochs"] = 60  # actions that are found late are learned late
     return arguments, options, settings
 
@@ -346,7 +351,8 @@ def _continuous(horizon: int) -> Settings:
     options = {"gamma": gamma, "tau": 0.02}
     settings: dict[str, Any] = {
         # where the observation is the state, some deterministic policy is optimal
-        f"{EXPERIMENT}.sample_actions": False, f"{MULTIGAMMAS}.continuous": [0.8], f"{EXPERIMENT}.lr_cooldown": 0.5, "TanhGaussian.std_low": 0.29, "TanhGaussian.std_high": 0.3,
-        "EpsilonGreedy.repeat": (1.0, round(max(4.0, horizon / 20), 1)),  # swinging up a hill takes dozens of steps in one direction
+        f"{EXPERIMENT}.sample_actions": False, f"{MULTIGAMMAS}.continuous": [0.8], f"{EXPERIMENT}.lr_cooldown": 0.5,
+        f"{NETS}.policy_dists.TanhGaussian.std_low": 0.29, f"{NETS}.policy_dists.TanhGaussian.std_high": 0.3,
+        f"{GREEDY}.repeat": (1.0, round(max(4.0, horizon / 20), 1)),  # swinging up a hill takes dozens of steps in one direction
     }  # fmt: skip
     return arguments, options, settings

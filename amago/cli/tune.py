@@ -16,9 +16,9 @@ import torch
 
 from amago import cli_utils, config
 from amago.cli import train
-from amago.cli.gym_env import eval_command, write_args_file
-from amago.cli_utils.arguments import set_arguments
-from amago.cli_utils.scripts import record_settings, running
+from amago.cli.gym_env import eval_command
+from amago.cli_utils.scripts import running
+from amago.cli_utils.settings import record_settings, set_arguments
 from amago.describe import text_table
 from amago.envs.pool.subprocess import usable_cores
 from amago.run.group import Stopped
@@ -26,7 +26,7 @@ from amago.run.learner import NonFiniteTraining
 from amago.run.locks import HeldError, RunLock, exclusive
 from amago.run.metric_names import AVERAGE_RETURN
 from amago.run.results import Estimate
-from amago.run.tuning import KINDS, Dimension, PruneTrial, parse_space
+from amago.run.tuning import KINDS, PruneTrial, grid_of, parse_space, value_of
 
 if TYPE_CHECKING:
     import optuna
@@ -126,20 +126,19 @@ class Study:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.states = optuna.trial.TrialState
         self.args, self.directory = args, Path(args.buffer_dir).expanduser() / args.run_name
-        self.space = [*parse_space(args.space or ()), *(Dimension.of(name, values) for name, values in args.sweep.items())]
+        choices = (f"{name}=choice({', '.join(map(repr, values))})" for name, values in args.sweep.items())
+        self.texts = [*(args.space or ()), *choices]
+        self.space = parse_space(self.texts)
         if not self.space and not args.grid and not (self.directory / "study.db").exists():
             raise ValueError(
                 'say what to search over, for example --space "learning_rate=loguniform(1e-5,1e-3)" "Agent.gamma=choice(0.99,0.999)"'
             )
         self.parser, self.repeats = ArgumentParser(), 0
         train.add_arguments(self.parser)
-        for dimension in self.space:
-            self._check(dimension)
-        grid = (
-            [dict(zip([d.name for d in self.space], values)) for values in itertools.product(*(d.grid() for d in self.space))]
-            if args.grid
-            else []
-        )
+        for name, text in zip(self.space, self.texts):
+            self._check(name, text)
+        values = [grid_of(distribution) or [] for distribution in self.space.values()]
+        grid = [dict(zip(self.space, row)) for row in itertools.product(*values)] if args.grid else []
         self.directory.mkdir(parents=True, exist_ok=True)
         with exclusive(self.directory), warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -162,16 +161,19 @@ class Study:
         if not self.space:
             self.space = parse_space(self.study.user_attrs["space"])
 
-    def _check(self, d: Dimension) -> None:
-        """Refuse a dimension that is unknown, or has a value that does not fit."""
+    def _check(self, name: str, text: str) -> None:
+        """Refuse a setting that is unknown, or has a value that does not fit."""
+        distribution = vars(self.space[name])
         try:
-            if d.name.removeprefix("Experiment.") in _NOT_TUNED:
-                raise ValueError(f"{d.name} cannot be searched over")
-            for value in d.values:
+            if name.removeprefix("Experiment.") in _NOT_TUNED:
+                raise ValueError(f"{name} cannot be searched over")
+            for value in distribution.get("choices") or (distribution["low"], distribution["high"]):
                 with config.temporary({}):
-                    cli_utils.use_config({}, self._with_values({d.name: value}).configs[len(self.args.configs) :])
+                    cli_utils.use_config({}, self._with_values({name: value_of(value)}).configs[len(self.args.configs) :])
+            if self.args.grid and grid_of(self.space[name]) is None:
+                raise ValueError("has no values that could all be tried: a grid takes choice(...), int(...) and lists")
         except ValueError as err:
-            raise ValueError(f"{d.text!r}: {err}") from err
+            raise ValueError(f"{text!r}: {err}") from err
 
     def _with_values(self, values: dict[str, object]) -> Namespace:
         """The arguments of ``amago train`` with these settings."""
@@ -184,7 +186,7 @@ class Study:
     def _compare_with_record(self) -> None:
         """Record what the study was begun with; ValueError if it was begun with other settings."""
         args, known = self.args, self.study.user_attrs
-        space = sorted(d.text for d in self.space)
+        space = sorted(self.texts)
         for name, value in {"env": args.env, "metric": args.metric, "direction": args.direction, "space": space}.items():
             if not known:
                 self.study.set_user_attr(name, value)
@@ -206,8 +208,8 @@ class Study:
             waiting = bool(self.trials(self.states.WAITING))
             if not waiting and (self.repeats >= REPEATS or len({_run_of(t) for t in self.trials()}) >= self.wanted):
                 return False
-            trial = self.study.ask()
-            values = {d.name: d.suggest(trial) for d in self.space}
+            trial = self.study.ask(self.space)
+            values = {name: value_of(stored) for name, stored in trial.params.items()}
             if not waiting and (twin := self._twin(trial)) is not None:
                 trial.set_user_attr("run", _run_of(twin))
                 self.study.tell(trial, twin.value, state=None if twin.value is not None else self.states.PRUNED)
@@ -272,7 +274,6 @@ class Study:
             experiment.start()
             try:
                 record_settings(experiment, own)
-                write_args_file(experiment.run_dir, args.env, args.horizon)
                 with running():
                     experiment.learn()
                     experiment.evaluate_val()
@@ -308,7 +309,7 @@ class Study:
 
     def summary(self) -> str:
         """The best settings, how the other trials ended, and commands for the best."""
-        done, names = self.trials(self.states.COMPLETE), [d.name for d in self.space]
+        done, names = self.trials(self.states.COMPLETE), list(self.space)
         runs = {_run_of(t): t for t in done}  # a trial that repeats another has its run
         ended = f"{len(runs)} trials finished, {len(self.trials(self.states.PRUNED))} stopped early"
         if not done:

@@ -9,30 +9,21 @@ from argparse import (
     SUPPRESS,
     Action,
     ArgumentDefaultsHelpFormatter,
-    ArgumentError,
     ArgumentParser,
     ArgumentTypeError,
     Namespace,
 )
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from math import inf
 from typing import Any
 
-from amago import config
 from amago.cli_utils.parts import AGENTS, CNNS, REGISTRIES, TRAJ_ENCODERS
+from amago.cli_utils.settings import Configs
 from amago.envs.pool import ENV_MODES
-from amago.run.settings import LOG_TO, NAMED_FIELDS, PROGRESS, ExperimentSettings
+from amago.run.settings import LOG_TO, PROGRESS, ExperimentSettings
 
 SETTINGS = {field.name: field for field in dataclasses.fields(ExperimentSettings) if field.metadata["help"]}
 """Fields of `amago.Experiment` by the argument that `amago.run.settings.setting` declares for them."""
-
-
-FIELDS = {field.name: field for field in dataclasses.fields(ExperimentSettings)}
-_ARGUMENT_OF = {
-    "train_timesteps_per_epoch": "timesteps_per_epoch", "train_batches_per_epoch": "grads_per_epoch",
-    "val_timesteps_per_epoch": "eval_timesteps", "total_steps": "steps",
-}  # fmt: skip
-"""Arguments, by the fields of `amago.Experiment` of another name that they set."""
 
 
 class _Default(int):
@@ -153,73 +144,6 @@ class _Together(Action):
             setattr(namespace, dest, values)
 
 
-class _Configs(Action):
-    """Adds files of settings and NAME=VALUE. Arguments of the program among them are set: by a file, those that the command line has not."""
-
-    def __call__(self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: str | None = None) -> None:
-        try:
-            for entry in values:
-                found, named = config.read_settings(entry), config.read_setting(entry) is not None
-                if found and "sweep" in vars(namespace):
-                    found.pop("env", None)  # of a settings.yaml: only --from takes it
-                rest = entry if found is None else set_arguments(parser, namespace, found, replace=named)
-                namespace.configs = [*namespace.configs, *([rest] if rest else [])]
-        except ValueError as err:
-            raise ArgumentError(self, str(err)) from err
-
-
-def set_arguments(parser: ArgumentParser, args: Namespace, settings: Mapping[str, Any], replace: bool = True) -> dict[str, Any]:
-    """Set the arguments of a program that ``settings`` name, also by the fields that they set, with the checks of the command line;
-    unless ``replace``, only those that have their defaults. Returns the other settings; a ValueError for a mistake."""
-    actions, rest = {action.dest: action for action in parser._actions if action.option_strings}, {}
-    of_files: dict[str, object] = vars(args).setdefault("set_by_files", {})
-    for name, value in settings.items():
-        field = name.removeprefix("experiment.").removeprefix("Experiment.")
-        action = actions.get(_ARGUMENT_OF.get(field, field))
-        if action is None and "." not in field and field not in FIELDS:
-            known = config.suggestion(field, sorted(FIELDS.keys() | actions.keys()))
-            raise ValueError(
-                f"{field!r} is neither an argument nor a field of amago.Experiment; {known} gin names have the form Agent.gamma"
-            )
-        check = FIELDS[field].metadata["check"] if action is None and field in FIELDS.keys() - NAMED_FIELDS.keys() else None
-        if check is not None and (problem := check(field, value)) is not None:
-            raise ValueError(problem)
-        if action is None:
-            rest[f"Experiment.{field}" if field in FIELDS else name] = value
-        elif replace or vars(args)[action.dest] in (action.default, of_files.get(action.dest, action.default)):
-            action.required, several = False, isinstance(value, list)
-            if action.nargs == 0 and not isinstance(value, bool):
-                raise ValueError(f"{name} must be True or False, got {value!r}")
-            if several and action.nargs is None:
-                raise ValueError(f"{name} takes one value, got {value!r}")
-            if value is None or action.nargs == 0:
-                setattr(args, action.dest, value)
-            else:
-                try:
-                    parsed = parser._get_values(action, [str(v) for v in (value if several else [value])])
-                except ArgumentError as err:
-                    raise ValueError(str(err)) from err
-                action(parser, args, parsed, action.option_strings[0])
-            if not replace:
-                of_files[action.dest] = vars(args)[action.dest]
-    return rest
-
-
-def take_settings(parser: ArgumentParser, args: Namespace, words: Sequence[str]) -> None:
-    """Apply the words NAME=VALUE of a command line, which win over files; where ``args`` has a ``sweep``, it takes those of several values."""
-    if "sweep" in vars(args) and config.read_setting(args.env or "") is not None:  # argparse took it for the environment
-        words, args.env = [args.env, *words], args.env_of_run
-    for word in words:
-        setting = config.read_setting(word)
-        if setting is None:
-            raise ValueError(f"unrecognized arguments: {' '.join(words)}")
-        name, values = setting
-        if len(values) > 1 and "sweep" in vars(args):
-            args.sweep = {**args.sweep, name: values}
-        elif rest := set_arguments(parser, args, config.read_settings(word) or {}):
-            args.configs = [*args.configs, rest]
-
-
 def add_common_cli(parser: ArgumentParser) -> ArgumentParser:
     """Add the arguments that all training scripts share, with the original's defaults. `create_experiment_from_cli` reads them.
 
@@ -303,16 +227,9 @@ def _add_learning(parser: ArgumentParser) -> None:
     switch("keep_best", "also keep the weights of the best evaluation, in ckpts/best")
     add("trials", "number of agents to train, one after another, with consecutive seeds", default=1)
     files = "gin files, YAML files and settings such as agent.gamma=0.99, applied from left to right after all other settings"
-    add("configs", files, nargs="*", default=(), action=_Configs, metavar="FILE")
-    add(
-        "config",
-        "a file of settings, as --configs takes them",
-        dest="configs",
-        action=_Configs,
-        nargs=1,
-        default=(),
-        metavar="FILE",
-    )
+    add("configs", files, nargs="*", default=(), action=Configs, metavar="FILE")
+    one = {"dest": "configs", "action": Configs, "nargs": 1, "default": (), "metavar": "FILE"}
+    add("config", "a file of settings, as --configs takes them", **one)
 
     add, switch = _group(parser, "several processes")
     launch = "run as one learner and so many collectors, each with all actors, which overlap ('amago launch'); 0: one process"

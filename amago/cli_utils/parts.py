@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from contextlib import suppress
 from typing import Any
 
-import gin
 import gymnasium as gym
 
 from amago import config as gin_config
 from amago.agent import BaseAgent
 from amago.agent.agent import AGENTS
+from amago.cli_utils.settings import check_single, read_settings
 from amago.compat import training as training  # its configurables get their names here
 from amago.envs.exploration import EXPLORATION, ExplorationWrapper
 from amago.nets.actor_critic import Actor, NCritics, NCriticsTwoHot, ResidualActor
@@ -64,33 +64,33 @@ def use_config(
 
 def _gin_entry(entry: str | Mapping[str, Any]) -> str | dict[str, Any]:
     """An entry of ``gin_configs`` for `amago.config.parse_files`."""
-    found = entry if isinstance(entry, Mapping) else gin_config.read_settings(str(entry))
-    return str(entry) if found is None else dict(pair for item in found.items() for pair in _bindings_of(*item))
+    found = entry if isinstance(entry, Mapping) else read_settings(str(entry))
+    return (
+        str(entry) if found is None else {full: value for item in found.items() for full, value in _bindings_of(*item).items()}
+    )
 
 
-def _bindings_of(name: str, value: object) -> Iterator[tuple[str, Any]]:
+def _bindings_of(name: str, value: object) -> dict[str, Any]:
     """A setting by its gin names."""
+    check_single(name, value)
     part, _, argument = name.rpartition(".")
     if isinstance(value, str) and value.startswith("@"):
-        value = gin.config.parse_value(value)
+        value = gin_config.reference(value)
     if part in ("", "experiment"):
-        yield f"amago.experiment.Experiment.{argument}", value
-    elif part in REGISTRIES:
-        value = _chosen(_NAMED[argument], value) if argument in _NAMED else value
-        classes, problem = list(dict.fromkeys(REGISTRIES[part].values())), ValueError()
-        names = []
-        for cls in classes:
-            try:
-                names.append(_full_name(cls, argument))
-            except ValueError as err:
-                problem = err
-        if not names:
-            raise ValueError(f"{name}: {problem}")
-        yield from ((full, value) for full in dict.fromkeys(names))
-    elif part.islower() and part.isidentifier() and not gin_config.is_registered(part):
-        raise ValueError(f"{name}: no part is called {part!r}; {gin_config.suggestion(part, [*REGISTRIES, 'experiment'])}")
-    else:
-        yield name, value
+        return {f"amago.experiment.Experiment.{argument}": value}
+    if part not in REGISTRIES:
+        if part.islower() and part.isidentifier() and not gin_config.is_registered(part):
+            raise ValueError(f"{name}: no part is called {part!r}; {gin_config.suggestion(part, [*REGISTRIES, 'experiment'])}")
+        return {name: value}
+    value, found = _chosen(_NAMED[argument], value) if argument in _NAMED else value, {}
+    for cls in REGISTRIES[part].values():
+        try:
+            found[_full_name(cls, argument)] = value
+        except ValueError as err:
+            problem = err
+    if not found:
+        raise ValueError(f"{name}: {problem}")
+    return found
 
 
 def register(kind: str, name: str, cls: type) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from argparse import ArgumentParser, Namespace
@@ -11,17 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from amago import config
 from amago.agent import Agent, BaseAgent
 from amago.cli_utils.arguments import (
-    FIELDS,
     LIBRARY_DEFAULTS,
     DefaultsHelpFormatter,
     add_common_cli,
     dataset_limits_from_cli,
     experiment_fields_from_cli,
-    take_settings,
 )
+from amago.cli_utils.settings import FIELDS, record_settings, take_settings
 from amago.experiment import Experiment
 from amago.launch.api import command
 from amago.loading import DiskTrajDataset, RLDataset
@@ -34,7 +31,7 @@ from amago.run.checkpoint import CheckpointError
 from amago.run.console import metrics_table
 from amago.run.launched.protocol import VARIABLE
 from amago.run.launched.role import collect_only, learn_only
-from amago.run.rundir import SETTINGS_YAML, RunCheckpoints
+from amago.run.rundir import RunCheckpoints
 
 UNTIL_STOPPED = 10**9
 """Epochs of a process that only collects. Set ``experiment.epochs`` afterwards for another number."""
@@ -141,7 +138,6 @@ def run_trials(
     args: Namespace,
     make_experiment: Callable[[Namespace], Experiment],
     test: Callable[[Experiment], Any],
-    started: Callable[[Experiment], Any] | None = None,
 ) -> None:
     """Train and test ``args.trials`` agents one after another.
 
@@ -150,7 +146,6 @@ def run_trials(
             ``NAME_trial_i`` and the seed ``seed + i``.
         make_experiment: makes an experiment from these arguments; it must not start it.
         test: evaluates a trained experiment. It is not called with ``--mode learn``.
-        started: called with each experiment after its ``start()``, for example to write files into the run's directory.
     """
     relaunch_if_asked(args)
     for trial in range(args.trials):
@@ -171,40 +166,12 @@ def run_trials(
             if own.ckpt is not None:
                 experiment.load_checkpoint(own.ckpt, resume_training_state=has_state)
             record_settings(experiment, own)
-            if started is not None:
-                started(experiment)
             with running():
                 experiment.learn()
                 if own.mode != "learn":
                     test(experiment)
         finally:
             experiment.close()
-
-
-_OF_ONE_RUN = {
-    "run_name", "buffer_dir", "ckpt", "resume", "overwrite", "share_buffer", "mode", "trials", "seeds", "processes", "collectors", "learners", "bus",
-    "ray", "quiet", "progress", "no_log", "command", "words", "configs", "env_of_run",
-}  # fmt: skip
-
-
-def record_settings(experiment: Experiment, args: Namespace) -> None:
-    """Write ``settings.yaml`` into a run's directory: its arguments, its seed, and what gin has, for ``--config`` or ``amago train --from``.
-    Values that are neither numbers, texts nor lists are left out."""
-    if not (experiment.learns and experiment.rundir.is_open and experiment.accelerator.is_main_process):
-        return
-    of_args = {k: v for k, v in vars(args).items() if k not in _OF_ONE_RUN and not k.startswith("common_")}
-    kept = {
-        k: v for k, v in of_args.items() if (type(v) in (int, float, str, list) and v not in (math.inf, "", [])) or v is True
-    }
-    if "steps" in kept:
-        kept.pop("epochs", None)  # which they take
-    own = {
-        k: v for entry in args.configs if isinstance(entry, Mapping) for k, v in entry.items() if k.startswith("Experiment.")
-    }
-    settings = kept | {"seed": experiment.run_seed} | config.bindings() | own
-    config.write_settings(
-        experiment.run_dir / SETTINGS_YAML, settings, "settings of this run; 'amago train --from DIR' repeats it"
-    )
 
 
 def evaluate_after_training(

@@ -31,7 +31,7 @@ from amago.run.results import Estimate, Figures
 
 WEIGHTS_FILE, PAGE_FILE = "policy.safetensors", "README.md"
 FILES = (
-    PAGE_FILE, WEIGHTS_FILE, SPEC_FILE, "settings.json", "results.json", "train_args.json", "replay.mp4", "replay.gif", "LICENSE", "memory.png",
+    PAGE_FILE, WEIGHTS_FILE, SPEC_FILE, "settings.json", "results.json", "settings.yaml", "train_args.json", "replay.mp4", "replay.gif", "LICENSE", "memory.png",
 )  # fmt: skip
 """The files of cards that are sent and fetched; others are not. The Hub plays ``replay.mp4`` beside the page."""
 LEFT_OUT = "(left out)"

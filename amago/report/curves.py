@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from amago.report.runs import POSITION, Array, Group, Run
+from amago.report.runs import Array, Group, Run
 from amago.run.results import interval
 
 AXES = {"env_steps": "environment steps", "grad_steps": "updates", "wall_time": "hours"}
@@ -121,18 +121,3 @@ def final_scores(group: Group, section: str, names: Mapping[int, str]) -> Curve 
     x = np.array(list(names), np.float64)
     curves = [Curve(x, np.array(row, np.float64)) for row in found if None not in row]
     return aggregate(curves) if curves else None
-
-
-# ---- speed -----------------------------------------------------------------------------------------------------------------
-
-
-def rate_curve(run: Run, what: str, points: int = 40) -> Curve | None:
-    """Steps or updates (a key of `POSITION`) a second over hours; None where the log is too short, or has several writers."""
-    # from the end of a phase to the end of the same phase in the next epoch: within an epoch, steps and updates come in turns
-    position = run.log.track({"env_steps": "rollout", "grad_steps": "train"}[what])
-    ends = np.flatnonzero(np.diff(np.floor(position[:, 0]), append=np.inf) > 0)
-    ends = ends[:: max(1, -(-len(ends) // points))]
-    seconds, values = position[ends, 3], position[ends, POSITION.index(what)]
-    if len(ends) < 3 or run.log.several or not (np.diff(seconds) > 0).all():
-        return None
-    return Curve((seconds[1:] + seconds[:-1]) / 2 / 3600.0, np.diff(values) / np.diff(seconds))

@@ -44,7 +44,6 @@ NOT_SETTINGS = frozenset({
 LOCK_FILE = ".lock"
 PATIENCE = 120.0
 """Seconds without a row after which a run of unknown process no longer counts as running, if its rows come faster than that."""
-_MANY = 20
 _CLOCK = 60.0  # clocks may have been set since
 _SPECTATOR = "amago.policy.filming.RecordVideo"  # a callback that changes nothing in a run
 _PARTS = frozenset({"ckpts", "buffer", "tensorboard", "wandb", "launch"})  # the learner logs what launched collectors report
@@ -325,19 +324,6 @@ def differences(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 # ---- state and progress ------------------------------------------------------------------------------------------------------
 
 
-def recent_rate(run: Run, what: str, share: float = 0.1) -> float | None:
-    """Steps, updates or epochs (a key of `POSITION`) a second, over the last ``share`` of the time; None if nothing moved."""
-    position = run.log.track()
-    if len(position) < 2:
-        return None
-    position = position[np.argsort(position[:, 3], kind="stable")]
-    seconds, values = position[:, 3], np.maximum.accumulate(position[:, POSITION.index(what)])
-    # at least some rows, so that the rate does not depend on one phase alone
-    begin = min(seconds[-1] - share * (seconds[-1] - seconds[0]), seconds[max(0, len(seconds) - 16)])
-    moved = values[-1] - float(np.interp(begin, seconds, values))
-    return float(moved / (seconds[-1] - begin)) if moved > 0 and seconds[-1] > begin else None
-
-
 class Status(NamedTuple):
     """State, progress and remaining time of a run."""
 
@@ -345,7 +331,7 @@ class Status(NamedTuple):
     why: str  # how that is known, in words
     epochs: int | None  # that the run will have
     done: float  # epochs
-    left: float | None  # seconds until it is done, at its present rate; None if it does not run or nothing is known
+    left: float | None  # seconds until it is done, at its mean rate; None if it does not run or nothing is known
 
 
 def status_of(run: Run, now: float | None = None) -> Status:
@@ -371,9 +357,7 @@ def status_of(run: Run, now: float | None = None) -> Status:
     left = None
     if state == "running" and epochs is not None:
         seconds = run.log.highest[3]
-        # of a few epochs, the share of the newest one that is over would decide
-        rate = recent_rate(run, "epoch", share=0.25) if done >= _MANY else done / seconds if seconds > 0 else None
-        left = max(0.0, (epochs - done) / rate) if rate else None
+        left = max(0.0, seconds * (epochs - done) / done) if done else None
     return Status(state, f"{process}newest row {format_duration(silent)} ago", epochs, done, left)
 
 

@@ -9,9 +9,7 @@ import html
 import itertools
 import re
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,11 +17,10 @@ import numpy as np
 from amago.describe import flatten, format_duration, format_rate, html_table
 from amago.report import curves as c
 from amago.report.curves import AXES, EACH, LATE, POINTS, STATISTICS, Curve, metric_names
-from amago.report.runs import FAULTS, NOT_SETTINGS, PHASES, Array, Group, Run, differences, recent_rate, status_of
-from amago.run.metric_names import AVERAGE_RETURN, RETURN_OF, ROLLOUT_LENGTH
+from amago.report.runs import FAULTS, NOT_SETTINGS, PHASES, Array, Group, Run, differences, status_of
+from amago.run.metric_names import AVERAGE_RETURN, RETURN_OF, ROLLOUT_LENGTH, STEPS_PER_SECOND, UPDATES_PER_SECOND
 from amago.run.plots import COLORS
 from amago.run.results import by_attempt
-from amago.store import BadFileError, EvictedError, StoreError, TrajectoryStore
 
 Figure = dict[str, Any]
 Trace = dict[str, Any]
@@ -56,6 +53,8 @@ FIGURES = (
         ("train", f"Q(s, a) (gamma={LONGEST})", f": Q(s, a), discount {LONGEST}"), ("train", f"TD Target (gamma={LONGEST})", ": its target"),
         ("val", AVERAGE_RETURN, ": return of evaluations"),
     )),
+    Plot("throughput", STEPS_PER_SECOND, (("rollout", STEPS_PER_SECOND, ""),)),
+    Plot("throughput", UPDATES_PER_SECOND, (("train", UPDATES_PER_SECOND, ""),)),
     *map(_train, (
         "Critic Loss", "Actor Loss", "Mean |TD Error| (main gamma)", "Gradient Norm", "Policy Entropy", "Advantage (main gamma)",
         "Pct. of Actions Approved by Filter (main gamma)", "Learning Rate",
@@ -63,9 +62,6 @@ FIGURES = (
 )  # fmt: skip
 """The figures that every page has; `all_figures` adds those of environments and of metrics that no other figure draws."""
 MOST_FIGURES = 40
-NEWEST = 500
-"""Trajectories that are read of each run's buffer."""
-_BINS = 20
 _STARTS = {
     "time": "started", "role": "role", "resumed": "from", "machine.host": "host", "machine.cpu": "CPU", "machine.cores": "cores",
     "machine.memory_gb": "memory (GiB)", "machine.gpus": "GPUs",
@@ -77,7 +73,7 @@ _WIDE = 12  # beyond so many runs, the table of settings has a row for each inst
 
 
 class Content(NamedTuple):
-    """Groups of runs. ``live``: the page is `amago watch`'s, which does not open replay buffers. ``unreadable``: why some runs are not there."""
+    """Groups of runs. ``live``: the page is `amago watch`'s. ``unreadable``: why some runs are not there."""
 
     groups: Sequence[Group]
     live: bool = False
@@ -241,9 +237,7 @@ def overview(content: Content, section: Section) -> None:
         score = run.log.last_return()
         of = f" of {status.epochs:,} ({100 * min(1.0, status.done / status.epochs):.0f}%)" if status.epochs else ""
         clock = "" if status.left is None else time.strftime("%a %H:%M", time.localtime(now + status.left))
-        rates: list[float | None] = [n / seconds if seconds else None for n in (steps, updates)]
-        if status.state == "running" and content.live:
-            rates = [recent_rate(run, what) for what in ("env_steps", "grad_steps")]
+        rates = [n / seconds if seconds else None for n in (steps, updates)]
         faults = ", ".join(f"{run.log.faults[k]:,.0f} {words}" for k, words in FAULTS.items() if run.log.faults.get(k))
         return [
             {"state": status.state, "epochs": f"{status.done if status.epochs else epoch:,.0f}{of}",
@@ -262,7 +256,7 @@ def overview(content: Content, section: Section) -> None:
 
 
 def adaptation(content: Content, section: Section) -> None:
-    """Scores by attempt, and rewards by time in the rollout."""
+    """Scores by attempt."""
     for of, words in (("val", "evaluations"), ("test", "tests")):
         for title, attempts in by_attempt(metric_names(content.runs, of)).items():
             scores = [(i, group, c.final_scores(group, of, attempts)) for i, group in enumerate(content.groups)]
@@ -273,68 +267,6 @@ def adaptation(content: Content, section: Section) -> None:
         section.note(f"Means of the evaluations in the last {100 * LATE:.0f}% of each run's updates; intervals are over seeds.")
     else:
         section.missing.append("scores by attempt: no metric of these environments has a number (such as 'Attempt 0 Success')")
-    if content.live:
-        section.missing.append("rewards by time in the rollout: amago report draws them, from the replay buffer")
-        return
-    by_name: dict[str, list[Trace]] = {}
-    for i, group in enumerate(content.groups):
-        found: dict[str, list[Curve]] = {}
-        for run in group.seeds:
-            try:
-                for name, curve in rewards_by_time(run).items():
-                    found.setdefault(name, []).append(curve)
-            except (OSError, StoreError) as err:
-                section.missing.append(f"rewards by time of {run.name}: its buffer cannot be read ({err})")
-        for name, own in found.items():
-            by_name.setdefault(name, []).extend(traces(c.aggregate(own), group.name, i))
-    for name, drawn in list(by_name.items())[:MOST_FIGURES]:
-        title = f"Reward by time in the rollout: {name}"
-        section.add(figure(title, {"": drawn}, "time in the rollout (steps)", "reward a step"))
-    if by_name:
-        section.note(
-            f"From the newest {NEWEST} trajectories in each run's buffer, exploration included; at each time, of those that last so long."
-        )
-    else:
-        section.missing.append("rewards by time in the rollout: no replay buffer of these runs has rollouts of several steps")
-
-
-def rewards_by_time(run: Run) -> dict[str, Curve]:
-    """The mean reward of a step over time in the rollout, in at most 20 equal spans, by environment name.
-
-    Of the newest trajectories of a run's own collection; the buffer is only read.
-    """
-    settings = run.settings or {}
-    places = [
-        Path(str(settings.get(f"{p}dset_root"))) / str(settings.get(f"{p}dset_name")) / "buffer" for p in ("", "dataset.")
-    ]
-    root = next((p for p in (*places, run.path / "buffer") if (p / "fifo").is_dir() and (p / "protected").is_dir()), None)
-    if root is None:
-        return {}
-    store = TrajectoryStore(root, edit=False)
-    parts: dict[str, list[tuple[int, Array]]] = {}
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            store.refresh(evict=False)
-        view = store.view()
-        for index in view.indices_in(set(map(str, store.paths_in("fifo"))))[-NEWEST:].tolist():
-            try:
-                trajectory = view.read(index, keys=())
-            except (EvictedError, BadFileError):
-                continue  # deleted or damaged since
-            rewards = trajectory.rews[:, 0].astype(np.float64)
-            parts.setdefault(trajectory.env_name, []).append((trajectory.start_time, rewards))
-    finally:
-        store.close()
-    curves = {}
-    for name, own in parts.items():
-        width = max(1, -(-max(start + len(rewards) for start, rewards in own) // _BINS))
-        spans = np.concatenate([(start + np.arange(len(rewards))) // width for start, rewards in own])
-        count, total = np.bincount(spans), np.bincount(spans, np.concatenate([rewards for _, rewards in own]))
-        known = np.flatnonzero(count)
-        if len(known) > 1:
-            curves[name] = Curve((known * width).astype(np.float64), total[known] / count[known])
-    return curves
 
 
 def environments(content: Content, section: Section) -> None:
@@ -354,17 +286,11 @@ def environments(content: Content, section: Section) -> None:
 
 
 def throughput(content: Content, section: Section) -> None:
-    """Time by activity, and rates over time."""
+    """Time by activity."""
     phases = list(dict.fromkeys(PHASES.values()))
     alone = [run for run in content.runs if run.log.seconds and not run.log.several]
     rows = [[run.name, *(format_duration(run.log.seconds.get(p)) for p in phases)] for run in alone]
     section.add(table(["run", *phases], rows), "where the time went: the logs do not say")
-    for what, title in (("env_steps", "Environment steps a second"), ("grad_steps", "Updates a second")):
-        drawn: list[Trace] = []
-        for i, group in enumerate(content.groups):
-            found = [curve for run in group.runs if (curve := c.rate_curve(run, what)) is not None and curve.y.any()]
-            drawn += [t for k, curve in enumerate(found) for t in traces(curve, group.name, i, showlegend=k == 0)]
-        section.add(figure(title, {"": drawn}, "hours"), f"{title.lower()}: the logs are too short")
     several = [run.name for run in content.runs if run.log.several]
     section.missing += [f"the time of {n}: a learner and collectors write its log, each with a separate clock" for n in several]
 

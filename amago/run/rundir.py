@@ -183,7 +183,7 @@ _FILES = (
     "config.txt",
     "policy.json",
     "policy.pt",
-    "train_args.json",
+    "train_args.json",  # of earlier versions
 )
 FILMS = "videos"
 """The directory of films, in which users may keep others."""
@@ -370,7 +370,7 @@ class RunDir:
     def describe_start(self, resumed: Path | None, epoch: int, steps: str) -> str:
         """The result of ``resume``, for the console: the state from `claim`, the first epoch to run, and the steps taken, as text."""
         if self.refusal is not None:
-            return f"run {self.settings.run_name!r} exists in {self.path}: load_checkpoint(N) continues it, and otherwise learn() is refused"
+            return f"learn() will be refused, unless load_checkpoint(N) comes before it: {self.refusal}"
         if resumed is not None:
             return f"resumed {resumed} at epoch {epoch}, {steps}"
         return (

@@ -6,7 +6,6 @@ import ast
 import math
 import re
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from amago.run.callbacks import Callback, Run
@@ -15,102 +14,48 @@ from amago.run.metric_names import AVERAGE_RETURN
 if TYPE_CHECKING:
     import optuna
 
-KINDS = {  # forms of a dimension after "NAME=" in a space, and the values drawn from each
-    "uniform": "numbers between LOW and HIGH",
-    "loguniform": "numbers between LOW and HIGH, whose logarithms are equally likely",
-    "int": "whole numbers from LOW to HIGH",
-    "logint": "whole numbers from LOW to HIGH, whose logarithms are equally likely",
-    "choice": "one of the values",
+KINDS = {  # forms of a setting after "NAME=" in a space, and the values that each takes
+    "uniform": "LOW, HIGH: two numbers, the first below the second",
+    "loguniform": "LOW, HIGH: two positive numbers, the first below the second",
+    "int": "LOW, HIGH: two whole numbers, the first below the second",
+    "logint": "LOW, HIGH: two positive whole numbers, the first below the second",
+    "choice": "two values or more, each once",
 }
-_SCALARS = (bool, int, float, str, type(None))
+Space = dict[str, "optuna.distributions.BaseDistribution"]
 
 
-@dataclass(frozen=True)
-class Dimension:
-    """One setting to search over.
-
-    Attributes:
-        name: of the setting.
-        kind: one of `KINDS`.
-        values: (LOW, HIGH), or the values of a "choice".
-        text: as it was written.
-    """
-
-    name: str
-    kind: str
-    values: tuple[Any, ...]
-    text: str
-
-    @classmethod
-    def of(cls, name: str, values: Iterable[Any]) -> Dimension:
-        """The choice between some values."""
-        return cls(name, "choice", tuple(values), f"{name}=choice({', '.join(map(repr, values))})")
-
-    def grid(self) -> list[Any]:
-        """Every value, as Optuna stores it; a ValueError where they cannot be counted."""
-        if self.kind not in ("choice", "int"):
-            raise ValueError(
-                f"{self.text!r} has no values that could all be tried: a grid takes choice(...), int(...) and lists"
-            )
-        return self._labels if self.kind == "choice" else list(range(self.values[0], self.values[1] + 1))
-
-    @property
-    def _labels(self) -> list[Any]:
-        """The values of a choice as Optuna stores them."""
-        return [v if isinstance(v, _SCALARS) else repr(v) for v in self.values]
-
-    def value_of(self, stored: object) -> Any:
-        """The value that a finished trial had, of ``trial.params``."""
-        return self.values[self._labels.index(stored)] if self.kind == "choice" else stored
-
-    def suggest(self, trial: optuna.trial.Trial) -> Any:
-        """The value of a trial."""
-        if self.kind == "choice":
-            return self.value_of(trial.suggest_categorical(self.name, self._labels))
-        draw: Any = trial.suggest_int if self.kind.endswith("int") else trial.suggest_float
-        return draw(self.name, *self.values, log=self.kind.startswith("log"))
-
-
-def parse_space(texts: Iterable[str]) -> list[Dimension]:
+def parse_space(texts: Iterable[str]) -> Space:
     """Read a search space, such as "learning_rate=loguniform(1e-5, 1e-3)", "Agent.gamma=choice(0.99, 0.999)"; `KINDS` has all forms.
+
+    Choices that Optuna does not store, such as lists, are texts there: `value_of` returns them.
 
     Raises:
         ValueError: quotes the text that cannot be read, and shows the valid forms.
     """
-    found: dict[str, Dimension] = {}
-    for dimension in map(_parse, texts):
-        if dimension.name in found:
-            raise ValueError(f"the space has {dimension.name} twice: {found[dimension.name].text!r} and {dimension.text!r}")
-        found[dimension.name] = dimension
-    return list(found.values())
+    found: dict[str, str] = {}
+    space: Space = {}
+    for text in texts:
+        match = re.fullmatch(r"\s*([^=\s]+)\s*=\s*(\w+)\s*\((.*)\)\s*", text, re.DOTALL)
+        if match is None or match[2] not in KINDS:
+            raise ValueError(
+                f"cannot read {text!r}: a part of the space is NAME=KIND(...), such as 'learning_rate=loguniform(1e-5,1e-3)', with one of "
+                f"{', '.join(KINDS)}"
+            )
+        name, kind, inside = match.groups()
+        if name in found:
+            raise ValueError(f"the space has {name} twice: {found[name]!r} and {text!r}")
+        distribution = _distribution(kind, _values(inside))
+        if distribution is None:
+            raise ValueError(f"{text!r}: {kind} takes {KINDS[kind]}")
+        found[name], space[name] = text, distribution
+    return space
 
 
-def _parse(text: str) -> Dimension:
-    match = re.fullmatch(r"\s*([^=\s]+)\s*=\s*(\w+)\s*\((.*)\)\s*", text, re.DOTALL)
-    if match is None or match[2] not in KINDS:
-        raise ValueError(
-            f"cannot read {text!r}: a part of the space is NAME=KIND(...), such as 'learning_rate=loguniform(1e-5,1e-3)', with one of "
-            f"{', '.join(KINDS)}"
-        )
-    name, kind, inside = match.groups()
+def _values(inside: str) -> list[Any]:
     try:
-        values = tuple(ast.literal_eval(f"[{inside}]"))
+        return list(ast.literal_eval(f"[{inside}]"))
     except (ValueError, SyntaxError):  # a value is text without quotes
-        values = tuple(_literal(part.strip()) for part in inside.split(","))
-    whole, numbers = all(type(v) is int for v in values), all(type(v) in (int, float) and math.isfinite(v) for v in values)
-    if kind == "choice":
-        mistake = "" if len({*map(repr, values)}) == len(values) > 1 else "a choice needs two values or more, each once"
-    elif len(values) != 2 or not numbers:
-        mistake = f"{kind} takes two numbers, {kind}(LOW, HIGH)"
-    elif not values[0] < values[1]:
-        mistake = "the first number must be below the second"
-    elif kind.startswith("log") and values[0] <= 0:
-        mistake = f"both numbers of {kind} must be positive"
-    else:
-        mistake = f"both numbers of {kind} must be whole" if kind.endswith("int") and not whole else ""
-    if mistake:
-        raise ValueError(f"{text!r}: {mistake}")
-    return Dimension(name, kind, values, text)
+        return [_literal(part.strip()) for part in inside.split(",")]
 
 
 def _literal(text: str) -> Any:
@@ -118,6 +63,35 @@ def _literal(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
+
+
+def _distribution(kind: str, values: list[Any]) -> optuna.distributions.BaseDistribution | None:
+    """The distribution of a kind; None if it takes other values."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if kind == "choice":
+        fits = len({*map(repr, values)}) == len(values) > 1
+        return CategoricalDistribution([repr(v) if isinstance(v, list | tuple | dict) else v for v in values]) if fits else None
+    whole, log = kind.endswith("int"), kind.startswith("log")
+    if len(values) != 2 or any(type(v) is not int and (whole or type(v) is not float or not math.isfinite(v)) for v in values):
+        return None
+    low, high = values
+    if not low < high or (log and low <= 0):
+        return None
+    return IntDistribution(low, high, log=log) if whole else FloatDistribution(low, high, log=log)
+
+
+def grid_of(distribution: optuna.distributions.BaseDistribution) -> list[Any] | None:
+    """Every value of a setting, as Optuna stores it; None where they cannot be counted."""
+    found = vars(distribution)
+    return (
+        list(found["choices"]) if "choices" in found else [*range(found["low"], found["high"] + 1)] if found["step"] else None
+    )
+
+
+def value_of(stored: Any) -> Any:
+    """The value of a setting, given a trial's parameter."""
+    return _literal(stored) if isinstance(stored, str) and stored[:1] in ("[", "(", "{") else stored
 
 
 class PruneTrial(Callback):

@@ -1,6 +1,5 @@
 """`amago train`, `eval`, `card` and `demo`, as a user types them."""
 
-import json
 import math
 import re
 import shlex
@@ -12,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import tiny
+import yaml
 from messages import names
 
 import amago
@@ -113,7 +113,8 @@ def test_train_then_eval_then_resume(tmp_path, capsys):
     out = capsys.readouterr().out
     run = tmp_path / "demo"
     assert names(out, "CartPole-v1 after training", "Average Total Return (Across All Env Names)", f"amago eval {run}")
-    assert json.loads((run / "train_args.json").read_text()) == {"env": "CartPole-v1", "horizon": 20}
+    kept = yaml.safe_load((run / "settings.yaml").read_text())
+    assert (kept["env"], kept["horizon"]) == ("CartPole-v1", 20)
     config.clear()
     for where in (run, *(run / "ckpts" / p for p in ("policy_weights/policy_epoch_0.pt", "training_states/demo_epoch_1"))):
         assert main(["eval", str(where), "--episodes", "5", "--actors", "2", "--seed", "3"]) == 0
@@ -418,7 +419,7 @@ def test_modules_are_found_in_the_working_directory(tmp_path):
     argv = [sys.executable, "-c", code % str(tmp_path), "train", "mine:maze", "--run-name", "a", "--buffer-dir", "r", *TINY]
     done = subprocess.run(argv, cwd=tmp_path, env=tiny.environment(), capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "r" / "a" / "train_args.json").read_text())["env"] == "mine:maze"
+    assert yaml.safe_load((tmp_path / "r" / "a" / "settings.yaml").read_text())["env"] == "mine:maze"
 
 
 def test_a_function_makes_the_environment(module, monkeypatch):

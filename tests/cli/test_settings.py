@@ -190,6 +190,16 @@ def test_scripts_take_the_same_settings(train, tmp_path):
     )
 
 
+def test_lists_of_values_are_for_the_commands_that_sweep(tmp_path, capsys):
+    for word in ("agent.gamma=0.9,0.99", "batch_size=3,4"):
+        for words in ([word], ["--configs", word]):
+            with pytest.raises(SystemExit):
+                cli_utils.parse_args(None, lambda p: None, ["--run_name", "r", "--buffer_dir", "b", *words])
+            assert names(
+                capsys.readouterr().err, f"{word.partition('=')[0]} has 2 values", f"amago train ENV {word}", "amago tune"
+            )
+
+
 def test_parts_are_named_as_on_the_command_line():
     for setting in ("agent.actor_type=residual", "Agent.actor_type=@ResidualActor"):
         cli_utils.use_config({}, [setting])

@@ -39,6 +39,7 @@ SMALL = {
     "17_retro_arcade.py": "--time_limit 10 --resolution 36",
     "18_point_robot.py": "--k_episodes 2 --episode_length 6",
     "19_returns_of_any_size.py": "",
+    "21_in_context_from_records.py": "--method off_policy --attempts 1",
 }
 OFFLINE = "20_offline_lake.py"  # which never collects, and has a test of its own
 FROM_FILES = "14_d4rl.py"  # which learns from a file first; see envs_extra/test_d4rl_example.py
@@ -124,6 +125,15 @@ def test_collects_then_learns_in_one_directory(name: str, tmp_path: Path) -> Non
     assert {row["section"] for row in metrics(tmp_path)[len(before) :]} == {"buffer", "train"}
     assert files(tmp_path, "ckpts/latest/*") == ["policy.pt"]
     assert files(tmp_path, "buffer/fifo/*") == collected != []
+
+
+@pytest.mark.parametrize(("task", "method"), [("room", "ad"), ("bandit", "dpt")])
+def test_clones_recorded_learners(tmp_path: Path, task: str, method: str) -> None:
+    name, few = "21_in_context_from_records.py", "--tasks 3 --histories 4 --attempts 2 --method"
+    out = run(name, tmp_path, "--no_async", "--task", task, *few.split(), method, "--timesteps_per_epoch", "30")
+    assert f"Return in {task}" in out, "a table of returns by attempt"
+    assert {row["section"] for row in metrics(tmp_path)} == {"val", "buffer", "train", "test"}, "nothing is collected"
+    assert len(files(tmp_path, "histories/protected/*.safetensors")) > 0
 
 
 def test_learns_from_a_record_alone(tmp_path: Path) -> None:

@@ -17,14 +17,12 @@ from amago.report.runs import (
     LIMIT,
     Group,
     Log,
-    Run,
     base_name,
     differences,
     find_runs,
     group_runs,
     name_runs,
     read_run,
-    recent_rate,
     status_of,
 )
 from amago.run.results import by_attempt
@@ -138,28 +136,6 @@ def test_final_scores_are_means_of_the_last_fifth_of_updates(tmp_path):
     assert curves.late_mean(runs[0], "val", RETURN) == 9
     both = curves.final_scores(Group("g", runs), "val", {i: f"Average Attempt {i} Success in lake" for i in range(2)})
     assert (both.y.tolist(), both.low.tolist(), both.high.tolist()) == ([0.25, 1.0], [0.0, 1.0], [0.5, 1.0])
-
-
-def test_rates_are_those_of_the_newest_part(tmp_path):
-    for epoch in range(80):  # ten times as fast from the middle on
-        seconds = 30.0 * min(epoch, 20) + 3.0 * max(0, epoch - 20)
-        append(tmp_path / "r", row("train", {}, epoch, 100 * epoch, 10 * epoch, seconds))
-    run = read_run(tmp_path / "r")
-    assert recent_rate(run, "env_steps") == pytest.approx(100 / 3)
-    speed = curves.rate_curve(run, "grad_steps", points=100)
-    assert speed.y[[0, -1]] == pytest.approx([1 / 3, 10 / 3])
-    empty = Run(tmp_path, Log())
-    assert [recent_rate(empty, "epoch"), curves.rate_curve(empty, "grad_steps"), curves.late_mean(empty, "val", "x")] == [None] * 3  # fmt: skip
-
-
-@pytest.mark.parametrize("evaluated", [1, 3])
-def test_phases_that_take_turns_make_no_waves_in_rates(tmp_path, evaluated):
-    """The first row of an epoch is before its collection where it evaluates, and after it where it does not."""
-    append(tmp_path / "r", *(r for epoch in range(30) for r in phases(epoch, 1)[0 if epoch % evaluated == 0 else 1 :]))
-    append(tmp_path / "r", row("test", {}, 30, 3000, 300, 930.0))
-    run = read_run(tmp_path / "r")
-    assert curves.rate_curve(run, "env_steps").y == pytest.approx(100 / 30)
-    assert curves.rate_curve(run, "grad_steps", points=7).y == pytest.approx(10 / 30)
 
 
 def test_values_have_the_unit_of_returns(tmp_path):

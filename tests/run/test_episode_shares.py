@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from amago import config
 from amago.cli import main
-from amago.cli.gym_env import ARGS_FILE
 from amago.envs import AMAGOEnv, make_pool
 from amago.run.evaluate import AVERAGE_RETURN, NUMBER_OF_ROLLOUTS, evaluate
 from amago.run.rollout import Rollout, shares
@@ -244,7 +243,7 @@ def test_the_command_counts_exactly(tmp_path, capsys):
     episodes, actors = 3, 8
     e = tiny.learned(tmp_path, tiny.cartpole, always_save_latest=True, train_batches_per_epoch=0)
     e.close()
-    (e.run_dir / ARGS_FILE).write_text(json.dumps({"env": "CartPole-v1", "horizon": 30}))
+    (e.run_dir / "train_args.json").write_text(json.dumps({"env": "CartPole-v1", "horizon": 30}))  # of an earlier version
     config.clear()
     assert main(["eval", str(e.run_dir), "--episodes", str(episodes), "--actors", str(actors)]) == 0
     line = next(x for x in capsys.readouterr().out.splitlines() if x.startswith("Number of Rollouts"))

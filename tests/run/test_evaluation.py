@@ -9,7 +9,6 @@ import pytest
 import tiny
 
 from amago.cli import main
-from amago.cli.gym_env import write_args_file
 from amago.envs import AMAGOEnv
 from amago.envs.builtin import MetaFrozenLake
 from amago.policy.card import Results
@@ -63,7 +62,7 @@ def test_tables_have_a_line_for_each_attempt():
 
 def test_a_test_of_a_run_and_the_command_say_them(tmp_path, capsys):
     e = tiny.learned(tmp_path, lake, always_save_latest=True)
-    write_args_file(e.run_dir, "amago.envs.builtin:MetaFrozenLake", None)
+    (e.run_dir / "settings.yaml").write_text("env: amago.envs.builtin:MetaFrozenLake\n")
     found = e.evaluate_test(lake, timesteps=60, episodes=6)
     assert len(found.returns["Lake"]) == 6
     assert found["Average Total Return in Lake"] == pytest.approx(np.mean(found.returns["Lake"]))

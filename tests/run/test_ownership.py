@@ -12,7 +12,7 @@ import sys
 
 import pytest
 import tiny
-from messages import refused
+from messages import names, refused
 from tiny import EPISODE, experiment, learned, started
 
 from amago.cli_utils import switch_async_mode
@@ -59,6 +59,18 @@ def test_a_refused_run_shows_the_call_that_was_refused(tmp_path):
     with pytest.raises(RunExistsError) as refusal:
         e.learn()
     assert len(refusal.traceback) == 2, "this function, and learn()"
+
+
+def test_start_says_what_learn_will_refuse_and_how_to_go_on(tmp_path, capsys):
+    learned(tmp_path, ckpt_interval=1).close()
+    e = started(tmp_path, verbose=True)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "will be refused" in line]
+    assert names(line, "learn()", "load_checkpoint(N)", "resume='auto'", "run_name", "overwrite=True")
+    e.load_checkpoint(0)
+    e.epochs = 2
+    e.learn()
+    assert e.epoch == 2, "load_checkpoint() continues the run, as scripts of the original system do"
+    e.close()
 
 
 def test_overwriting_deletes_the_run_and_what_it_collected(tmp_path, capsys):

@@ -6,7 +6,7 @@ import tiny
 from messages import refused
 
 from amago.run.metric_names import AVERAGE_RETURN
-from amago.run.tuning import PruneTrial, parse_space
+from amago.run.tuning import PruneTrial, parse_space, value_of
 
 
 @pytest.fixture(autouse=True)
@@ -15,9 +15,9 @@ def _quiet():
 
 
 def drawn(text, n=60):
-    (dimension,) = parse_space([text])
+    space = parse_space([text])
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    return [dimension.suggest(study.ask()) for _ in range(n)]
+    return [value_of(stored) for _ in range(n) for stored in study.ask(space).params.values()]
 
 
 def test_what_is_drawn():

@@ -54,17 +54,15 @@ def is_image(shape: tuple[int, ...], dtype: Any) -> bool:
 
 def _column(values: Array, rows: int) -> Any:
     """A column of so many rows: ``values``, and nulls after them."""
-    pa, row = _package("pyarrow"), values.shape[1:]
-    absent = np.arange(rows) >= len(values)
+    pa, row, absent = _package("pyarrow"), values.shape[1:], [None] * (rows - len(values))
     if is_image(row, values.dtype):
-        pngs = [{"bytes": _png(frame), "path": None} for frame in values] + [None] * (rows - len(values))
-        return pa.array(pngs, pa.struct({"bytes": pa.binary(), "path": pa.string()}))
-    full = np.zeros((rows, *row), values.dtype)
-    full[: len(values)] = values
-    if not row:
-        return pa.array(full, mask=absent)
-    flat = pa.array(full.reshape(-1))
-    return pa.FixedSizeListArray.from_arrays(flat, int(np.prod(row)), mask=pa.array(absent))
+        pngs = [{"bytes": _png(frame), "path": None} for frame in values]
+        return pa.array([*pngs, *absent], pa.struct({"bytes": pa.binary(), "path": pa.string()}))
+    kind = pa.from_numpy_dtype(values.dtype)
+    if row:
+        size = int(np.prod(row))
+        kind, values = pa.list_(kind, size), values.reshape(len(values), size)
+    return pa.array([*values, *absent], kind)
 
 
 def _png(frame: Array) -> bytes:

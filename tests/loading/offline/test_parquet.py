@@ -1,7 +1,7 @@
 """Trajectories as Parquet files and back, and datasets of LeRobot."""
 
-import io
-import json
+import shutil
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -124,58 +124,29 @@ def test_a_dataset_is_pushed_with_its_card(tmp_path, monkeypatch):
     assert "| task 1 | 3 |" in files["README.md"].decode()
 
 
-def write_lerobot(root, version="v3.0"):
-    """Three episodes of two tasks, in two files, as LeRobot 0.4 lays a dataset out."""
-    rng = np.random.default_rng(1)
-    lengths, frames = [3, 4, 2], []
-    for episode, n in enumerate(lengths):
-        for t in range(n):
-            image = np.full((2, 2, 3), 10 * episode + t, np.uint8)
-            frames.append({
-                "observation.state": rng.normal(size=2).astype(np.float32), "observation.images.top": png(image),
-                "action": rng.normal(size=2).astype(np.float32), "next.reward": np.float32(t), "next.done": episode == 1 and t == n - 1,
-                "timestamp": np.float32(t / 10), "frame_index": t, "episode_index": episode, "index": len(frames), "task_index": episode % 2,
-            })  # fmt: skip
-    for number, part in enumerate((frames[:7], frames[7:])):
-        path = root / f"data/chunk-000/file-{number:03d}.parquet"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        columns = {k: [f[k].tolist() if isinstance(f[k], np.ndarray) else f[k] for f in part] for k in frames[0]}
-        columns["observation.state"] = pa.array(columns["observation.state"], pa.list_(pa.float32(), 2))
-        columns["action"] = pa.array(columns["action"], pa.list_(pa.float32()))
-        pq.write_table(pa.table(columns), path)
-    shapes = {
-        "observation.state": ("float32", [2]), "observation.images.top": ("image", [2, 2, 3]), "observation.images.side": ("video", [2, 2, 3]),
-        "action": ("float32", [2]), "next.reward": ("float32", [1]), "next.done": ("bool", [1]), "timestamp": ("float32", [1]),
-        "frame_index": ("int64", [1]), "episode_index": ("int64", [1]), "index": ("int64", [1]), "task_index": ("int64", [1]),
-    }  # fmt: skip
-    (root / "meta").mkdir()
-    features = {k: {"dtype": dtype, "shape": shape, "names": None} for k, (dtype, shape) in shapes.items()}
-    (root / "meta/info.json").write_text(json.dumps({"codebase_version": version, "fps": 10, "features": features}))
-    pq.write_table(pa.table({"task_index": [0, 1], "__index_level_0__": ["lift it", "drop it"]}), root / "meta/tasks.parquet")
-    return frames
-
-
-def png(image):
-    Image.fromarray(image).save(out := io.BytesIO(), "PNG")
-    return {"bytes": out.getvalue(), "path": None}
-
-
-def test_a_lerobot_dataset(tmp_path, capsys, caplog):
-    frames = write_lerobot(tmp_path / "robot")
-    assert main(["buffer", "import", str(tmp_path / "robot"), str(tmp_path / "run"), "--quiet"]) == 0
+def test_a_dataset_that_lerobot_wrote(tmp_path, capsys, caplog):
+    robot = tmp_path / "robot"
+    shutil.unpack_archive(Path(__file__).with_name("lerobot_v3.zip"), robot)  # of make_lerobot.py
+    assert main(["buffer", "import", str(robot), str(tmp_path / "run"), "--quiet"]) == 0
     assert "observation.images.side" in caplog.text, "videos are left out, and named"
     view, trajs = read_buffer(tmp_path / "run")
     assert [(t.env_name, len(t), bool(t.dones[-1, 0])) for t in trajs] == [
-        ("lift it", 2, False), ("drop it", 4, True), ("lift it", 1, False),
+        ("reach the red cube", 5, True), ("open the drawer", 3, False), ("reach the red cube", 3, True),
     ]  # fmt: skip
-    assert np.array_equal(trajs[0].obs["state"], [f["observation.state"] for f in frames[:3]])
-    assert [int(x[0, 0, 0]) for x in trajs[1].obs["images_top"][:4]] == [10, 11, 12, 13]
-    np.testing.assert_allclose(
-        view.action_spec(1).to_env(trajs[1].actions), [f["action"] for f in frames[3:7]], rtol=1e-5, atol=1e-6
-    )
-    assert trajs[1].rews[:, 0].tolist() == [0, 1, 2, 3]
-    write_lerobot(tmp_path / "old", version="v2.1")
-    assert main(["buffer", "import", str(tmp_path / "old"), str(tmp_path / "other")]) == 2
+    for episode, traj in enumerate(trajs):
+        steps = np.arange(len(traj))
+        assert np.array_equal(traj.obs["state"][:-1], [[episode, t, 0.5] for t in steps])
+        top = traj.obs["images_top"][:-1]
+        assert top.shape[1:] == (8, 8, 3)
+        assert top[:, -1, 0, 2].tolist() == (40 * episode + 10 * steps).tolist()
+        assert top[:, 0, 0, 0].tolist() == (40 * episode + 10 * steps + 5).tolist()
+        np.testing.assert_allclose(
+            view.action_spec(episode).to_env(traj.actions), [[t / 10, -t / 10] for t in steps], atol=1e-6
+        )
+        assert traj.rews[:, 0].tolist() == [float(bool(traj.dones[-1, 0]) and t == steps[-1]) for t in steps]
+    info = robot / "meta/info.json"
+    info.write_text(info.read_text().replace('"v3.0"', '"v2.1"'))
+    assert main(["buffer", "import", str(robot), str(tmp_path / "other")]) == 2
     assert "v2.1, but v3 is read" in capsys.readouterr().err
 
 
