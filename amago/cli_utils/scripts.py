@@ -138,6 +138,7 @@ def run_trials(
     args: Namespace,
     make_experiment: Callable[[Namespace], Experiment],
     test: Callable[[Experiment], Any],
+    started: Callable[[Experiment], Any] | None = None,
 ) -> None:
     """Train and test ``args.trials`` agents one after another.
 
@@ -146,6 +147,7 @@ def run_trials(
             ``NAME_trial_i`` and the seed ``seed + i``.
         make_experiment: makes an experiment from these arguments; it must not start it.
         test: evaluates a trained experiment. It is not called with ``--mode learn``.
+        started: called with each experiment after its ``start()``, for example to write files into the run's directory.
     """
     relaunch_if_asked(args)
     for trial in range(args.trials):
@@ -166,6 +168,8 @@ def run_trials(
             if own.ckpt is not None:
                 experiment.load_checkpoint(own.ckpt, resume_training_state=has_state)
             record_settings(experiment, own)
+            if started is not None:
+                started(experiment)
             with running():
                 experiment.learn()
                 if own.mode != "learn":

@@ -121,10 +121,13 @@ def test_the_horizon_is_the_environments_limit_unless_one_is_given(tmp_path, cap
 def test_choices_are_held_where_random_ones_tell_nothing():
     """Random single steps end a rollout of CartPole after some twenty; they do not reach the goal of Acrobot."""
     easy, hard = chosen(gym.make("CartPole-v1")), chosen(gym.make("Acrobot-v1"))
-    assert "EpsilonGreedy.repeat" not in easy.settings
-    assert hard.settings == easy.settings | {"EpsilonGreedy.repeat": (1.0, 16.0), "EpsilonGreedy.randomize_eps": False}
+    assert "amago.envs.exploration.EpsilonGreedy.repeat" not in easy.settings
+    assert hard.settings == easy.settings | {
+        "amago.envs.exploration.EpsilonGreedy.repeat": (1.0, 16.0),
+        "amago.envs.exploration.EpsilonGreedy.randomize_eps": False,
+    }
     assert hard.arguments == easy.arguments | {"epochs": 60}, "what is found later is learned later"
-    assert "EpsilonGreedy.repeat = (1.0, 16.0)" in hard.describe("Acrobot-v1", {})
+    assert "; EpsilonGreedy.repeat = (1.0, 16.0)" in hard.describe("Acrobot-v1", {})
 
 
 @pytest.mark.parametrize("mistake", [ZeroDivisionError("mine"), None, "1 point"])
@@ -136,7 +139,7 @@ def test_an_error_of_the_environment_is_left_to_the_start_of_the_run(mistake):
                 raise mistake
             return obs, mistake, *rest
 
-    assert "EpsilonGreedy.repeat" not in chosen(Breaks(), memory="none").settings
+    assert "amago.envs.exploration.EpsilonGreedy.repeat" not in chosen(Breaks(), memory="none").settings
 
 
 @pytest.mark.parametrize(("values", "little"), [([1, 2, 5, 8], True), ([0, 85, 170, 255], False), ([7], False)])
@@ -148,7 +151,7 @@ def test_codes_in_a_space_of_colours_are_normalised(values, little):
             super().reset(seed=seed)
             return self.np_random.choice(values, size=(7, 7, 3)).astype(np.uint8), {}
 
-    assert chosen(Picture()).settings.get("DictTstepEncoder.normalize_images", False) is little
+    assert chosen(Picture()).settings.get("amago.nets.tstep_encoders.DictTstepEncoder.normalize_images", False) is little
 
 
 def test_choices_reach_the_agent_and_the_run_and_are_printed(tmp_path, capsys):
