@@ -33,7 +33,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 
-from amago.data.trajectory import StoredTraj
+from amago.data.trajectory import StoredTraj, StoredTrajs
 from amago.loading import DatasetSettings, DiskTrajDataset, SequenceLoader
 from amago.store import TrajectoryStore, TrajectoryWriter, formats
 from amago.store import schema as sc
@@ -253,7 +253,7 @@ def fill_index(folder: Path, files: int, trajectories: int) -> None:
     for i in range(files):
         name = formats.file_name("segments", "bench", i, trajectories, "")
         with open(folder / "fifo" / name, "wb") as f:
-            f.writelines(formats.encode_segment(trajs, spaces, "bench", i))
+            f.writelines(formats.encode_segment([StoredTrajs.of(t) for t in trajs], spaces, "bench", i))
     settled = time.time() - 60.0
     for entry in os.scandir(folder / "fifo"):
         os.utime(entry.path, (settled, settled))

@@ -25,6 +25,7 @@ from statistics import median
 
 import numpy as np
 
+from amago.data.trajectory import StoredTrajs
 from amago.loading import DatasetSettings, DiskTrajDataset, SequenceLoader
 from amago.store import TrajectoryStore, formats
 from amago.store import schema as sc
@@ -76,13 +77,13 @@ def fill(buffer: Path, transitions: int) -> int:
     folder = buffer / "fifo"
     folder.mkdir(parents=True)
     files = max(1, transitions // (STEPS * TRAJECTORIES))
-    size = sum(len(part) for part in formats.encode_segment(trajs, spaces, "bench", 0))
+    size = sum(len(part) for part in formats.encode_segment([StoredTrajs.of(t) for t in trajs], spaces, "bench", 0))
     written = min(files, WRITTEN // (STEPS * TRAJECTORIES), max(1, shutil.disk_usage(buffer).free // 3 // size))
     for i in range(files):
         path = folder / formats.file_name("segments", "bench", i, TRAJECTORIES, "")
         if i < written:
             with open(path, "wb") as f:
-                f.writelines(formats.encode_segment(trajs, spaces, "bench", i))
+                f.writelines(formats.encode_segment([StoredTrajs.of(t) for t in trajs], spaces, "bench", i))
         else:
             os.link(folder / formats.file_name("segments", "bench", i % written, TRAJECTORIES, ""), path)
     settled = time.time() - 60.0

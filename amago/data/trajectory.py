@@ -6,7 +6,7 @@ slicing, batches and ``amago buffer verify`` follow from it. `amago.data.extras.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -306,3 +306,49 @@ class StoredTraj:
                 actions[0] = spec.to_vector(np.asarray(self.prev_action).reshape(-1))
         time_idxs = np.arange(self.start_time, self.start_time + t + 1, dtype=np.int64)[:, None]
         return FrozenTraj(self.obs, rl2(rewards, actions), time_idxs, self.rews, self.dones, vectors, self.extras)
+
+
+@dataclass
+class StoredTrajs:
+    """Trajectories of the same spaces, one after the other, as a recorder hands them to a writer and as a file holds them.
+
+    Attributes:
+        arrays: the rows of all trajectories, by the names of `StoredTraj.arrays`.
+        lengths: (n,) int64, transitions of each.
+        start_times: (n,) int64.
+        prev_rewards: (n,) float32.
+        prev_actions: (n, S); zeros where there is none.
+        env_names: n of them.
+    """
+
+    arrays: dict[str, Array]
+    lengths: NDArray[np.int64]
+    start_times: NDArray[np.int64]
+    prev_rewards: NDArray[np.float32]
+    prev_actions: Array
+    env_names: list[str]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @classmethod
+    def of(cls, traj: StoredTraj) -> StoredTrajs:
+        """One trajectory, with arrays of its own."""
+        before = np.zeros_like(traj.actions, shape=traj.actions.shape[1:]) if traj.prev_action is None else traj.prev_action
+        return cls(
+            {k: a.copy() for k, a in traj.arrays().items()}, np.array([len(traj)]), np.array([traj.start_time]),
+            np.array([traj.prev_reward], np.float32), before[None].copy(), [traj.env_name],
+        )  # fmt: skip
+
+    def each(self) -> Iterator[StoredTraj]:
+        """The trajectories, as views."""
+        n, total, end = len(self), int(self.lengths.sum()), 0
+        rows = {name: next(kind for kind in ROWS if rows_in(kind, n, total) == len(a)) for name, a in self.arrays.items()}
+        for i, t in enumerate(self.lengths.tolist()):
+            part = {k: a[rows_in(rows[k], i, end) : rows_in(rows[k], i + 1, end + t)] for k, a in self.arrays.items()}
+            named = [{k.removeprefix(x): a for k, a in part.items() if k.startswith(x)} for x in (OBS, EXTRA)]
+            yield StoredTraj(
+                named[0], part["actions"], part["rews"], part["dones"], int(self.start_times[i]), float(self.prev_rewards[i]),
+                self.prev_actions[i], self.env_names[i], named[1],
+            )  # fmt: skip
+            end += t

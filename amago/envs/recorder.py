@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amago.data.extras import ExtraField, as_array, trajectory_fields
-from amago.data.trajectory import EXTRA, OBS, StoredTraj
+from amago.data.trajectory import EXTRA, OBS, StoredTrajs
 from amago.envs.amago_env import AMAGOEnv
 from amago.envs.inner_env import AutoReset, Info, Mask
 from amago.envs.statistics import EpisodeRecord, Sums, collect_row, collect_rows
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Array = NDArray[Any]
-Write = Callable[[StoredTraj], None]
+Write = Callable[[StoredTrajs], None]
 SaveEvery = float | tuple[int, int] | None
 _FIRST_CAPACITY = 64
+_WRITE_BYTES = 1 << 24  # of the pieces that are handed to the writer together
 NEVER = 1 << 62
 
 
@@ -84,7 +85,8 @@ class RolloutBuffer:
         self._start = np.zeros(b, dtype=np.int64)
         self._limit = np.full(b, NEVER, dtype=np.int64)  # transitions of each row's piece at most
         self.piece_time = np.zeros(b, dtype=np.int64)
-        self._prev: list[tuple[float, Array | None]] = [(0.0, None)] * b  # reward and action that came with that observation
+        self._prev_reward = np.zeros(b, np.float32)  # reward and action that came with that observation
+        self._prev_action = np.zeros_like(self._arrays["actions"][0])
 
     def _allocate(self, capacity: int) -> None:
         self.capacity, b = capacity, self._env.batched_envs
@@ -94,6 +96,7 @@ class RolloutBuffer:
             if x.rows != "1"
         }
         self._obs = [(name[len(OBS) :], a) for name, a in self._arrays.items() if name.startswith(OBS)]
+        self._row_bytes = sum(a[0, 0].nbytes for a in self._arrays.values())
 
     def attach(self, extras: Mapping[str, Array]) -> None:
         """Take the extra fields of the policy, at each step, from these arrays (B, ...)."""
@@ -145,18 +148,19 @@ class RolloutBuffer:
                     ring[0] = ring[self.t]
             self.t = 0
         self._start[rows], self.piece_time[rows] = self.t, 0
-        for row in rows:
-            self._prev[row] = (0.0, None)
-            low = max(1, self._save_every // 2)
-            self._limit[row] = self._rng.integers(low, self._save_every + 1) if self._stagger else self._length()
+        self._prev_reward[rows], self._prev_action[rows] = 0.0, 0
+        low = max(1, self._save_every // 2)
+        self._limit[rows] = (
+            self._rng.integers(low, self._save_every + 1, len(rows)) if self._stagger else self._lengths(len(rows))
+        )
         self._plan_cut()
 
-    def _length(self) -> int:
-        """The length of the next piece."""
+    def _lengths(self, n: int) -> Any:
+        """The lengths of the next pieces."""
         if self._drawn is None:
             return self._save_every
         low, high = self._drawn
-        return 1 + int(self._rng.integers(low, max(low + 1, high)))
+        return 1 + self._rng.integers(low, max(low + 1, high), n)
 
     def clear(self) -> None:
         """Forget the only rollout, which has ended; `reset` follows."""
@@ -174,40 +178,51 @@ class RolloutBuffer:
 
     def cut(self, names: list[str], full: bool) -> None:
         """Write the pieces of unfinished rollouts, which continue: all, or those that have their full length."""
-        t = self.t
+        t, arrays = self.t, self._arrays
         rows = np.flatnonzero(t - self._start >= self._limit) if full else self.unfinished()[0]
-        for row in rows.tolist():
-            self.write(row, t, names[row])
-            self._prev[row] = (float(self._arrays["rews"][t - 1, row, 0]), self._arrays["actions"][t - 1, row].copy())
-            self.piece_time[row] += t - self._start[row]
-            self._start[row], self._limit[row] = t, self._length()
+        self.write(rows, np.full(len(rows), t), names)
+        self._prev_reward[rows], self._prev_action[rows] = arrays["rews"][t - 1, rows, 0], arrays["actions"][t - 1, rows]
+        self.piece_time[rows] += t - self._start[rows]
+        self._start[rows], self._limit[rows] = t, self._lengths(len(rows))
         self._plan_cut()
 
-    def write(self, row: int, stop: int, name: str, last: Mapping[str, Array] | None = None) -> None:
-        """Hand a row's piece, up to ``stop``, to the writer. ``last`` are the observations after the last transition, if they are not
-        those in the arrays.
+    def write(
+        self, rows: Array, stops: Array, names: list[str], last: Mapping[str, Array] | None = None, known: Array | None = None
+    ) -> None:
+        """Hand the pieces of some rows (n,), up to ``stops`` (n,), to the writer; ``names`` are those of all rows. ``last`` {key: (n, ...)} are
+        the observations after the last transitions of those that are ``known`` (n,), if they are not those in the arrays.
         """
-        start = int(self._start[row])
-        if stop <= start:
-            return
-        found: dict[str, Array] = {field: array[row : row + 1] for field, array in self._once.items()}
-        for field, ring in self._arrays.items():
-            found[field] = ring[start : stop + len(ring) - self.capacity, row]  # the writer copies it
-        obs = {k: found.pop(OBS + k) for k, _ in self._obs}
-        if last is not None:
-            obs = {k: v.copy() for k, v in obs.items()}
-            for k, v in obs.items():
-                v[-1] = last[k]
-        extras = {k[len(EXTRA) :]: found.pop(k) for k in list(found) if k.startswith(EXTRA)}
-        reward, action = self._prev[row]
-        traj = StoredTraj(
-            obs=obs, start_time=int(self.piece_time[row]), prev_reward=reward, prev_action=action, env_name=name, extras=extras,
-            **found,
-        )  # fmt: skip
-        try:
-            self._write(traj)
-        except Exception as err:
-            raise RecordingError(f"a trajectory of {len(traj)} steps could not be written: {err}") from err
+        lengths = stops - self._start[rows]
+        chosen = np.flatnonzero(lengths > 0)
+        size = self._row_bytes * np.cumsum(lengths[chosen])
+        for part in np.split(chosen, np.flatnonzero(np.diff(size // _WRITE_BYTES)) + 1) if len(chosen) else ():
+            which, n = rows[part], lengths[part]
+            arrays = {name: array[which] for name, array in self._once.items()}
+            for kind in ("T", "T+1"):
+                more = n + (kind == "T+1")
+                ends = np.cumsum(more)
+                at = np.arange(ends[-1]) + np.repeat(self._start[which] - ends + more, more)
+                places = at * self._env.batched_envs + np.repeat(which, more)
+                for x in self._fields:
+                    if x.rows == kind:
+                        ring = self._arrays[x.name]
+                        arrays[x.name] = ring.reshape(-1, *ring.shape[2:]).take(places, 0)
+            if last is not None:
+                real = known[part]  # type: ignore[index]
+                for key, _ in self._obs:
+                    arrays[OBS + key][ends[real] - 1] = last[key][part[real]]
+            trajs = StoredTrajs(
+                arrays,
+                n,
+                self.piece_time[which],
+                self._prev_reward[which],
+                self._prev_action[which],
+                [names[row] for row in which.tolist()],
+            )
+            try:
+                self._write(trajs)
+            except Exception as err:
+                raise RecordingError(f"a trajectory of {n.max()} steps could not be written: {err}") from err
 
     def _make_room(self) -> None:
         """Drop what every row has written already, or double the arrays."""
@@ -363,10 +378,10 @@ class Recorder:
             pieces.put_step(extras)
         if auto is not None:
             self._end_and_begin(ended, terminated, auto, opening)
-        elif (at_end := terminated.item()) or truncated.item():
+        elif terminated.item() or truncated.item():
             self._names = self._env.env_names  # it may have been found out during the rollout
-            self._finish(0, at_end, None, True)
-            self._close_row(0)
+            self._finish(np.zeros(1, np.int64), terminated, None, self._everywhere)
+            self._close(np.zeros(1, np.int64))
             if pieces is not None:
                 pieces.clear()
             return True
@@ -376,9 +391,9 @@ class Recorder:
 
     def _end_and_begin(self, ended: Mask, terminated: Mask, auto: AutoReset, opening: dict[str, Array]) -> None:
         """Finish the rollouts that have ended in a vectorised environment, and open those that have begun."""
-        for row in np.flatnonzero(ended):
-            last = None if auto.last_obs is None else {k: v[row] for k, v in auto.last_obs.items()}
-            self._finish(int(row), bool(terminated[row]), last, bool(auto.last_known[row]))
+        if len(rows := np.flatnonzero(ended)):
+            last = None if auto.last_obs is None else {k: v[rows] for k, v in auto.last_obs.items()}
+            self._finish(rows, terminated[rows], last, auto.last_known[rows])
         if auto.opened.any():
             self._begin(np.flatnonzero(auto.opened), bool(auto.opened.all()), opening)
             if auto.tells_apart:
@@ -400,7 +415,7 @@ class Recorder:
         self._counted[rows] = self._tick
         for row in rows.tolist():
             self._names[row] = names[row]
-            self._close_row(row)
+        self._close(rows)
         if self.pieces is not None:
             self.pieces.begin(rows, alone)
             self.pieces.put_opening(opening, rows)
@@ -412,20 +427,22 @@ class Recorder:
             elif info:
                 collect_row(info, self.metrics[0])
 
-    def _finish(self, row: int, terminated: bool, last: dict[str, Array] | None, last_known: bool) -> None:
-        """Finish a rollout that has ended with the latest transition."""
-        self._count_frames((row,))
-        length, metrics = self._tick - int(self._began[row]), {k: total / n for k, (total, n) in self.metrics[row].items()}
-        name, ret = self._names[row], float(self._returns[row])
-        self.episodes.append(EpisodeRecord(name, ret, length, metrics, self._actor + row, terminated))
+    def _finish(self, rows: Array, terminated: Array, last: dict[str, Array] | None, known: Array) -> None:
+        """Finish the rollouts of rows (n,) that have ended with the latest transition."""
+        self._count_frames(rows.tolist())
+        lengths, returns = (self._tick - self._began[rows]).tolist(), self._returns[rows].tolist()
+        for row, length, ret, at_end in zip(rows.tolist(), lengths, returns, terminated.tolist()):
+            metrics = {k: total / n for k, (total, n) in self.metrics[row].items()}
+            self.episodes.append(EpisodeRecord(self._names[row], ret, length, metrics, self._actor + row, at_end))
         if self.pieces is not None:
             # A terminated rollout's last observation is never used, so any will do; a truncated one's value comes from
             # it, so where it is lost the transition is dropped.
-            stop = self.pieces.t if last_known or terminated else self.pieces.t - 1
-            self.pieces.write(row, stop, name, last if last_known else None)
+            self.pieces.write(rows, self.pieces.t - ~(known | terminated), self._names, last, known)
 
-    def _close_row(self, row: int) -> None:
-        self._began[row], self._returns[row], self.metrics[row] = self._tick, 0.0, {}
+    def _close(self, rows: Array) -> None:
+        self._began[rows], self._returns[rows] = self._tick, 0.0
+        for row in rows.tolist():
+            self.metrics[row] = {}
 
     def _count_frames(self, rows: Iterable[int] | None = None) -> None:
         """Count the steps of rows (default: all), up to now, for the environments that have their names."""

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amago.data.extras import ExtraField, check_extra_fields
+from amago.data.trajectory import StoredTrajs
 from amago.envs.amago_env import AMAGOWrapper, innermost
 from amago.envs.recorder import Recorder, SaveEvery, check_save_every, flush, open_writer
 from amago.envs.statistics import EpisodeRecord, ReturnHistory, SpecialMetricHistory, metric_name
@@ -78,8 +79,10 @@ class SequenceWrapper(AMAGOWrapper):
         self._closes_writer = writer is None
         if writer is None and save_trajs_to is not None:
             writer = open_writer(self.amago_env, save_trajs_to, save_trajs_as, extra_fields=extra_fields)
-        self._writer, write = writer, None if writer is None else writer.write
-        self._recorder = Recorder(self.amago_env, write, save_every, stagger, actor, seed, extra_fields)
+        self._writer = writer
+        self._recorder = Recorder(
+            self.amago_env, None if writer is None else self._write, save_every, stagger, actor, seed, extra_fields
+        )
         self.rl2_space = gym.spaces.Dict({"obs": self.amago_env.observation_space, "rl2": self.amago_env.rl2_space})
         self.already_vectorized = self.batched_envs > 1
         self.has_begun = False
@@ -165,6 +168,10 @@ class SequenceWrapper(AMAGOWrapper):
     def drain(self) -> tuple[list[EpisodeRecord], dict[str, int]]:
         """Finished rollouts, and steps by environment name, since the last call."""
         return self._recorder.drain()
+
+    def _write(self, trajs: StoredTrajs) -> None:
+        for traj in trajs.each():
+            self._writer.write(traj)  # type: ignore[union-attr]
 
     def flush(self, partial: bool = False) -> int:
         """Commit finished trajectories, with ``partial`` also the pieces of unfinished ones; returns how many."""

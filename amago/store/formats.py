@@ -40,7 +40,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from amago.data.trajectory import OBS_KEY, StoredTraj
+from amago.data.trajectory import OBS_KEY, StoredTrajs
 from amago.spaces import ActionSpec, key_problem
 from amago.store import schema as sc
 from amago.store import system
@@ -160,7 +160,7 @@ def next_sequence(directory: str | os.PathLike[str], writer: str) -> int:
 # Segments
 
 
-def encode_segment(trajs: Sequence[StoredTraj], spaces: str, writer: str, sequence: int) -> list[Any]:
+def encode_segment(trajs: Sequence[StoredTrajs], spaces: str, writer: str, sequence: int) -> list[Any]:
     """The file of these trajectories as a list of buffers to be written one after the other.
 
     Raises:
@@ -235,8 +235,8 @@ def parse_segment(fd: int, size: int) -> Contents:
 # Archives
 
 
-def encode_npz(traj: StoredTraj, spaces: str, writer: str, sequence: int, compressed: bool) -> bytes:
-    """The file of one trajectory.
+def encode_npz(traj: StoredTrajs, spaces: str, writer: str, sequence: int, compressed: bool) -> bytes:
+    """The file of one trajectory, of which ``traj`` has no others.
 
     Raises:
         ValueError: the metadata is too long (bounds that differ from element to element, in huge spaces).

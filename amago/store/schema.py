@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amago.data.extras import ExtraField, trajectory_fields
-from amago.data.trajectory import EXTRA, FIELDS, OBS, Field, StoredTraj, pad_value, rows_in
+from amago.data.trajectory import FIELDS, OBS, Field, StoredTrajs, pad_value, rows_in
 from amago.spaces import ActionSpec, action_spec, describe, from_description, key_problem
 from amago.store.files import BadFileError
 
@@ -219,22 +219,19 @@ def spaces_text(obs_space: gym.spaces.Dict, action_space: gym.Space[Any], extras
     return json.dumps(about, separators=(",", ":"), sort_keys=True)
 
 
-def pack(trajs: Sequence[StoredTraj]) -> tuple[dict[str, Array], list[str]]:
+def pack(trajs: Sequence[StoredTrajs]) -> tuple[dict[str, Array], list[str]]:
     """The fields of n >= 1 trajectories of one schema, and the list of environment names that ``env_id`` refers to."""
-    names = list(dict.fromkeys(t.env_name for t in trajs))
-    first = trajs[0]
-    blank = np.zeros(first.actions.shape[1:], first.actions.dtype)
-    fields: dict[str, Array] = {OBS + k: np.concatenate([t.obs[k] for t in trajs]) for k in first.obs}
-    fields |= {EXTRA + k: np.concatenate([t.extras[k] for t in trajs]) for k in first.extras}
+    each = [name for t in trajs for name in t.env_names]
+    names = list(dict.fromkeys(each))
+    number = {name: i for i, name in enumerate(names)}
+    lengths = np.concatenate([np.zeros(1, np.int64), *(t.lengths for t in trajs)])
+    fields: dict[str, Array] = {name: np.concatenate([t.arrays[name] for t in trajs]) for name in trajs[0].arrays}
     fields |= {
-        "actions": np.concatenate([t.actions for t in trajs]),
-        "rews": np.concatenate([t.rews for t in trajs]),
-        "dones": np.concatenate([t.dones for t in trajs]),
-        "start_time": np.array([t.start_time for t in trajs], np.int64),
-        "prev_reward": np.array([t.prev_reward for t in trajs], np.float32),
-        "prev_action": np.stack([blank if t.prev_action is None else t.prev_action.reshape(blank.shape) for t in trajs]),
-        "ep_offsets": np.concatenate((np.zeros(1, np.int64), np.cumsum([len(t) for t in trajs], dtype=np.int64))),
-        "env_id": np.array([names.index(t.env_name) for t in trajs], np.int32),
+        "start_time": np.concatenate([t.start_times for t in trajs]),
+        "prev_reward": np.concatenate([t.prev_rewards for t in trajs]),
+        "prev_action": np.concatenate([t.prev_actions for t in trajs]),
+        "ep_offsets": np.cumsum(lengths, dtype=np.int64),
+        "env_id": np.array([number[name] for name in each], np.int32),
     }
     return {k: np.ascontiguousarray(fields[k]) for k in sorted(fields)}, names
 

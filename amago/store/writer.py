@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import re
 import time
@@ -14,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 
 from amago.data.extras import ExtraField, check_extra_fields, trajectory_fields
-from amago.data.trajectory import Field, StoredTraj
+from amago.data.trajectory import EXTRA, OBS, Field, StoredTraj, StoredTrajs, rows_in
 from amago.spaces import action_spec, key_problem
 from amago.store import formats, schema
 from amago.store.files import StoreFullError, commit, free_bytes, is_full
@@ -88,19 +87,19 @@ class TrajectoryWriter:
         spec = action_spec(action_space)
         _check_observations(obs_space)
         fields = trajectory_fields(obs_space, spec, self.extra_fields)
-        self._fields = [(x, int(x.rows != "1"), int(x.rows != "T")) for x in fields if x.role != "context"]
+        self._fields = [x for x in fields if x.role != "context"]
         self._prev_action = Field("prev_action", "1", "context", spec.stored_dtype, (spec.stored_dim,))
         self._spaces = schema.spaces_text(obs_space, action_space, self.extra_fields)
         self.directory.mkdir(parents=True, exist_ok=True)
         self._next = formats.next_sequence(self.directory, writer)
-        self._queue: deque[tuple[StoredTraj, int]] = deque()
+        self._queue: deque[tuple[StoredTrajs, int]] = deque()
         self._retry_at = 0.0  # after a failure for lack of space: when write() tries again
         self._closed = False
         self.committed = self.pending_bytes = self.refused = 0
 
     @property
     def pending(self) -> int:
-        return len(self._queue)
+        return sum(len(trajs) for trajs, _ in self._queue)
 
     @property
     def disk_is_full(self) -> bool:
@@ -112,8 +111,8 @@ class TrajectoryWriter:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def write(self, traj: StoredTraj) -> None:
-        """Add one trajectory. Its arrays are copied, so the caller may use them again.
+    def write(self, traj: StoredTraj | StoredTrajs) -> None:
+        """Add one trajectory, whose arrays are copied, so the caller may use them again; or several, whose arrays are kept.
 
         Raises:
             ValueError: a field's length, shape, dtype or key differs from the spaces and extra fields, or the writer is closed.
@@ -122,12 +121,17 @@ class TrajectoryWriter:
         """
         if self._closed:
             raise ValueError(f"the writer {self.writer!r} is closed")
-        size = self._check(traj)
+        trajs = StoredTrajs.of(traj) if isinstance(traj, StoredTraj) else traj
+        if len(trajs) > 1 and self.save_as != "segments":
+            for one in trajs.each():
+                self.write(one)
+            return
+        size = self._check(trajs)
         if self._queue and self.pending_bytes + size > self.max_pending_bytes:
             self.flush()
             if self._queue:
                 raise self._full(size)
-        self._queue.append((traj.slice(), size))
+        self._queue.append((trajs, size))
         self.pending_bytes += size
         if (self.pending_bytes >= self._limit or len(self._queue) >= _MAX_BATCH) and time.monotonic() >= self._retry_at:
             self.flush()
@@ -149,7 +153,7 @@ class TrajectoryWriter:
                     buffers = formats.encode_segment(trajs, *about)
                 else:
                     buffers = [formats.encode_npz(trajs[0], *about, self.save_as == "npz-compressed")]
-                commit(self.directory, buffers, self._names(len(trajs), trajs[0].env_name))
+                commit(self.directory, buffers, self._names(sum(map(len, trajs)), trajs[0].env_names[0]))
             except OSError as err:
                 if not is_full(err):
                     raise
@@ -157,14 +161,14 @@ class TrajectoryWriter:
                 self.refused += 1
                 logger.warning(
                     "%s: no space for %d bytes; %d trajectories (%d of at most %d bytes) wait in memory until there is",
-                    self.directory, size, len(self._queue), self.pending_bytes, self.max_pending_bytes,
+                    self.directory, size, self.pending, self.pending_bytes, self.max_pending_bytes,
                 )  # fmt: skip
                 break
             for _ in batch:
                 self._queue.popleft()
             self.pending_bytes -= size
             self._retry_at = 0.0
-            self.committed += len(batch)
+            self.committed += sum(map(len, trajs))
         return self.committed - before
 
     def close(self) -> None:
@@ -178,18 +182,20 @@ class TrajectoryWriter:
         self.flush()
         if self._queue:
             full = self._full(0)
-            logger.error("%d trajectories are not saved: %s", len(self._queue), full)  # whatever becomes of the exception
+            logger.error("%d trajectories are not saved: %s", self.pending, full)  # whatever becomes of the exception
             raise full
         self._closed = True
 
-    def _batch(self) -> tuple[list[tuple[StoredTraj, int]], int]:
-        batch: list[tuple[StoredTraj, int]] = []
-        size = 0
-        for item in itertools.islice(self._queue, _MAX_BATCH):
-            if batch and (size >= self._limit or size + item[1] > max(self._limit, _MAX_TRAJECTORY_BYTES // 2)):
+    def _batch(self) -> tuple[list[tuple[StoredTrajs, int]], int]:
+        batch: list[tuple[StoredTrajs, int]] = []
+        size = number = 0
+        for trajs, more in self._queue:
+            number += len(trajs)
+            most = size + more > max(self._limit, _MAX_TRAJECTORY_BYTES // 2) or number > _MAX_BATCH
+            if batch and (size >= self._limit or most):
                 break
-            batch.append(item)
-            size += item[1]
+            batch.append((trajs, more))
+            size += more
         return batch, size
 
     def _names(self, n: int, env_name: str) -> Iterator[str]:
@@ -199,34 +205,35 @@ class TrajectoryWriter:
 
     def _full(self, size: int) -> StoreFullError:
         free, needed = free_bytes(self.directory), self.pending_bytes + size
-        text = f"no space is left in {self.directory}: {needed} bytes are needed for {len(self._queue)} trajectories that wait"
+        text = f"no space is left in {self.directory}: {needed} bytes are needed for {self.pending} trajectories that wait"
         text += f" in memory (at most {self.max_pending_bytes} bytes may)" + (f" and one of {size} bytes" if size else "")
         if free is not None:
             text += f"; {free} bytes are free" + (", so it may be a quota that is used up" if free >= needed else "")
         return StoreFullError(text)
 
-    def _check(self, traj: StoredTraj) -> int:
-        """Raise ValueError unless the trajectory has the declared fields; returns its size in bytes."""
-        t, arrays = len(traj), traj.arrays()
-        if t < 1:
+    def _check(self, trajs: StoredTrajs) -> int:
+        """Raise ValueError unless the trajectories have the declared fields; returns their size in bytes."""
+        n, total, arrays = len(trajs), int(trajs.lengths.sum()), trajs.arrays
+        if (trajs.lengths < 1).any():
             raise ValueError("rews has 0 rows; a trajectory needs at least one transition")
-        if traj.start_time < 0:
-            raise ValueError(f"start_time is {traj.start_time}, but must be at least 0")
-        if len(arrays) != len(self._fields) or not all(x.name in arrays for x, _, _ in self._fields):
-            for name, found, role in (("obs", traj.obs, "obs"), ("extras", traj.extras, "extra")):
-                wanted = sorted(x.key for x, _, _ in self._fields if x.role == role)
-                if sorted(found) != wanted:
-                    raise ValueError(f"{name} has keys {sorted(found)}, but must have {wanted}")
-        size = 64
-        for x, each, more in self._fields:
-            a, shape = arrays[x.name], (t * each + more, *x.shape)  # type: ignore[misc]  # known: of an environment
+        if (trajs.start_times < 0).any():
+            raise ValueError(f"start_time is {trajs.start_times.min()}, but must be at least 0")
+        if arrays.keys() != {x.name for x in self._fields}:
+            for name, prefix, role in (("obs", OBS, "obs"), ("extras", EXTRA, "extra")):
+                found = sorted(k.removeprefix(prefix) for k in arrays if k.startswith(prefix))
+                wanted = sorted(x.key for x in self._fields if x.role == role)
+                if found != wanted:
+                    raise ValueError(f"{name} has keys {found}, but must have {wanted}")
+        size = 64 * n
+        for x in self._fields:
+            a, shape = arrays[x.name], (rows_in(x.rows, n, total), *x.shape)  # type: ignore[misc]  # known: of an environment
             if a.shape != shape or a.dtype != x.dtype:
                 raise _misfit(x, a, shape)
             size += a.nbytes
-        x, before = self._prev_action, traj.prev_action
-        if before is not None and (before.shape, before.dtype) != (x.shape, x.dtype):
-            raise _misfit(x, before, x.shape)
-        if size > _MAX_TRAJECTORY_BYTES:
+        x, before = self._prev_action, trajs.prev_actions
+        if (before.shape[1:], before.dtype) != (x.shape, x.dtype):
+            raise _misfit(x, before[0], x.shape)
+        if n == 1 and size > _MAX_TRAJECTORY_BYTES:
             raise ValueError(f"a trajectory of {size} bytes is too long: save at most {_MAX_TRAJECTORY_BYTES} bytes a piece")
         return size
 

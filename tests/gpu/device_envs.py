@@ -17,7 +17,6 @@ class Counting(gym.vector.VectorEnv):
     def __init__(self, device, mode=gym.vector.AutoresetMode.SAME_STEP, poison=None):
         self.metadata = {"autoreset_mode": mode, "arrays": "torch"}
         self.num_envs, self.device, self.poison, self.steps = ROWS, torch.device(device), poison, 0
-        self.next_step = mode == gym.vector.AutoresetMode.NEXT_STEP
         self.single_observation_space = gym.spaces.Dict(
             {
                 "count": gym.spaces.Box(0, 99, (2,), np.float64),
@@ -37,22 +36,16 @@ class Counting(gym.vector.VectorEnv):
 
     def reset(self, *, seed=None, options=None):
         self.t, self.rollout = torch.zeros_like(self.lengths), torch.zeros_like(self.lengths)
-        self.waiting = torch.zeros_like(self.odd)
         return self.observe(), {}
 
     def step(self, actions):
         self.steps += 1
         self.t = self.t + 1
-        if self.next_step:
-            self.t, self.rollout = self.t.masked_fill(self.waiting, 0), self.rollout + self.waiting
         ended, reward = self.t >= self.lengths, 10.0 * self.t + actions - 4
         if self.steps == self.poison:
             reward = reward / 0.0
         last, flags = self.observe(), (ended & self.odd, ended & ~self.odd)
         logged = {f"{AMAGO_ENV_LOG_PREFIX} Last Count": self.t.float()}
-        if self.next_step:
-            self.waiting = ended
-            return last, reward, *flags, {}
         self.t, self.rollout = self.t.masked_fill(ended, 0), self.rollout + ended
         return self.observe(), reward, *flags, {"final_obs": last, "final_info": logged}
 

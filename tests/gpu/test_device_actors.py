@@ -16,7 +16,6 @@ from amago.envs.pool import ActorError, make_pool
 from amago.nets.traj_encoders import get_traj_encoder_cls
 from amago.store import TrajectoryStore
 
-MODES = [gym.vector.AutoresetMode.SAME_STEP, gym.vector.AutoresetMode.NEXT_STEP]
 DEVICES = ["cpu", CUDA]
 simulated = pytest.mark.skipif("simcuda" not in sys.modules, reason="a simulated device counts copies")
 
@@ -40,11 +39,10 @@ def stored(path):
 
 
 @pytest.mark.parametrize("save_every", [None, 2])
-@pytest.mark.parametrize("mode", MODES, ids=str)
 @pytest.mark.parametrize("device", DEVICES)
-def test_every_transition_is_recorded_once(device, mode, save_every, tmp_path):
+def test_every_transition_is_recorded_once(device, save_every, tmp_path):
     """Counts go up by one within a trajectory, its last observation is that of its own rollout, and its actions are those taken."""
-    pool, steps = pool_of(device, tmp_path, save_every=save_every, mode=mode), 150
+    pool, steps = pool_of(device, tmp_path, save_every=save_every), 150
     rng, taken = np.random.default_rng(0), []
     for _ in range(steps):
         taken.append(torch.from_numpy(rng.integers(3, size=(ROWS, 1))))
@@ -57,14 +55,10 @@ def test_every_transition_is_recorded_once(device, mode, save_every, tmp_path):
         "parity": (ROWS, 2),
         "small": (ROWS, 1),
     }
-    period = [n + (mode == MODES[1]) for n in LENGTHS]
-    assert [len([e for e in stats.episodes if e.actor == row]) for row in range(ROWS)] == [
-        (steps + period[row] - LENGTHS[row]) // period[row] for row in range(ROWS)
-    ]
+    assert [len([e for e in stats.episodes if e.actor == row]) for row in range(ROWS)] == [steps // n for n in LENGTHS]
     for e in stats.episodes:
         assert (e.length, e.terminated) == (LENGTHS[e.actor], e.actor % 2 == 1)
-        if mode == MODES[0]:
-            assert e.metrics == {"Last Count": e.length}
+        assert e.metrics == {"Last Count": e.length}
     trajs = stored(tmp_path)
     for traj in trajs:
         count = traj.obs["count"]
@@ -110,6 +104,12 @@ def test_a_number_that_is_not_finite_is_refused(device):
         for _ in range(10):
             pool.step(torch.zeros((ROWS, 1), dtype=torch.int64, device=device))
         pool.drain()
+
+
+@pytest.mark.parametrize("mode", ["NEXT_STEP", "DISABLED"])
+def test_rows_that_are_not_reset_in_the_same_step_are_refused(mode):
+    with pytest.raises(ValueError, match="must reset its rows in the step that ends"):
+        pool_of("cpu", mode=gym.vector.AutoresetMode[mode])
 
 
 class Held(EpsilonGreedy):

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from amago.envs.amago_env import AMAGOEnv, innermost
-from amago.envs.inner_env import DISABLED, NEXT_STEP, AutoReset, autoreset_mode
+from amago.envs.inner_env import SAME_STEP, AutoReset, autoreset_mode
 from amago.envs.pool.base import ActorPlan
 from amago.envs.pool.memory import Buffers, layout_of
 from amago.envs.pool.sync import Actor, ActorSet, InProcessPool
@@ -161,15 +161,18 @@ class DeviceActor(Actor):
 
     def __init__(self, owner: ActorSet, number: int, generation: int):
         super().__init__(owner, number, generation)
-        base, self._inner, self._mode = self.base, self.base.env.env, autoreset_mode(self.base.env)
+        base, self._inner = self.base, self.base.env.env
         if changed := [name for name in _OVERRIDES if getattr(type(base), name) is not getattr(AMAGOEnv, name)]:
             raise TypeError(
                 f"{type(base).__name__} overrides {', '.join(changed)}, which an environment on a device does not call"
             )
         if owner.plan.extra_fields:
             raise ValueError(f"extra_fields={owner.plan.extra_fields!r} are not recorded from an environment on a device")
-        if self._mode == DISABLED:
-            raise ValueError(f"{base!r} waits for the host to reset its rows: let it reset them by itself, in the same step")
+        if (mode := autoreset_mode(base.env)) != SAME_STEP:
+            raise ValueError(
+                f"{base!r} has the autoreset mode {mode!r}, but an environment on a device must reset its rows in the step that ends their "
+                "rollouts, with the last observations in info['final_obs'], and say so: metadata['autoreset_mode'] = AutoresetMode.SAME_STEP"
+            )
         if self.exploration is not None and not self.exploration.is_independent:
             raise TypeError(
                 f"{type(self.exploration).__name__} explores in NumPy, but the environment is on a device: use EpsilonGreedy with repeat=1, "
@@ -211,7 +214,6 @@ class DeviceActor(Actor):
             tensor.copy_(obs[key])
         for tensor, value in ((b.rl2s, 0.0), (b.time_idxs, 0), (b.resets, True)):
             tensor.fill_(value)
-        self._waiting = torch.zeros(rows, dtype=torch.bool, device=self.device)
         on_host = {k: v.cpu().numpy() for k, v in obs.items()}
         self._check_finite({f"obs/{k}": v for k, v in on_host.items()})
         self.recorder.opened(_timestep(on_host, rows), {k: v.cpu().numpy() for k, v in _logged(info, "").items()})
@@ -225,12 +227,8 @@ class DeviceActor(Actor):
         raw, *results, info = self._inner.step(given if self._inner.metadata["arrays"] == "torch" else as_jax(given))
         reward, terminated, truncated = (as_tensor(x).reshape(rows) for x in results)
         obs, last = self._converted(raw), info.get("final_obs", info.get("final_observation"))
-        opened = ended = terminated | truncated
-        if self._mode == NEXT_STEP:  # a row that waits only begins a rollout in this step
-            opened, ended = self._waiting, ended & ~self._waiting
-            reward, terminated, truncated = (x.masked_fill(opened, 0) for x in (reward, terminated, truncated))
-            self._waiting = ended
-        step = {"actions": action, "rews": reward.float(), "terminated": terminated, "truncated": truncated, "opened": opened}
+        opened = terminated | truncated
+        step = {"actions": action, "rews": reward.float(), "terminated": terminated, "truncated": truncated}
         step |= {f"obs/{k}": v for k, v in obs.items()} | ({} if last is None else self._converted(last, "last/"))
         step |= _logged(info, "info/") | _logged(info.get("final_info") or {}, "final/")
         if not self._blocks:
@@ -330,13 +328,12 @@ class DeviceActor(Actor):
             def part(prefix: str, step: dict[str, Array] = step) -> dict[str, Array]:
                 return {name[len(prefix) :]: array for name, array in step.items() if name.startswith(prefix)}
 
-            ended, opened = step["terminated"] | step["truncated"], step["opened"]
+            ended = step["terminated"] | step["truncated"]
             infos = [part("info/"), part("final/")]
             for info in infos:
                 info |= {f"_{key}": everywhere for key in info}
-            real = ~opened if self._mode == NEXT_STEP else everywhere
-            auto = AutoReset(real, opened, None, everywhere, [(infos[0], real)], [(infos[0], opened)])
-            if self._mode != NEXT_STEP and ended.any():
+            auto = AutoReset(everywhere, ended, None, everywhere, [(infos[0], everywhere)], [(infos[0], ended)])
+            if ended.any():
                 last = part("last/")
                 auto.last_obs, auto.last_known = last or part("obs/"), everywhere if last else ~ended
                 auto.step_infos, auto.tells_apart = [(infos[0], ~ended), (infos[1], ended)], bool(infos[1])

@@ -17,7 +17,7 @@ import gymnasium as gym
 import numpy as np
 
 from amago.data.extras import BEHAVIOUR_LOG_PROB
-from amago.data.trajectory import StoredTraj, split_rl2
+from amago.data.trajectory import StoredTrajs, split_rl2
 from amago.envs.amago_env import AMAGOEnv, innermost
 from amago.envs.exploration import ExplorationWrapper
 from amago.envs.pool.base import ActorPlan, ActorPool, Answer, EnvMaker, Spaces
@@ -277,10 +277,10 @@ class ActorSet:
             self._writer = open_writer(env, recorder["save_trajs_to"], save_as, name, plan.extra_fields)
         return None if self._writer is None else self._write
 
-    def _write(self, traj: StoredTraj) -> None:
+    def _write(self, trajs: StoredTrajs) -> None:
         assert self._writer is not None
         try:
-            self._writer.write(traj)
+            self._writer.write(trajs)
         finally:
             self._report_unsaved()
 
