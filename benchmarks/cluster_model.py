@@ -14,8 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from amago.launch.bundles import BUNDLE_BYTES
-from amago.run.launched.collector import BEAT_SECONDS
-from amago.run.launched.learner import LOOK_SECONDS, LOOKS_SHARE
+from amago.run.launched.roles import LOOK_SECONDS, LOOKS_SHARE
 
 MEASURED = Path(__file__).parent / "cluster_measured.json"
 """The constants that docs/scaling.md shows."""
@@ -235,7 +234,7 @@ def in_flight(c: Cluster, k: Constants, files: float = 0.0) -> float:
     size = file_steps(c) * c.step_bytes + c.file_bytes
     deliver = c.pump + c.collectors * ingest_seconds(c, k, 1, size) + (c.collectors * size / c.network if c.nodes else 0.0)
     weights = load_seconds(c, k) + (c.nodes * c.weights / c.network)
-    late = (1 + 2 * c.jitter) * (deaf + 2 * deliver + weights + k.phase + 2 * BEAT_SECONDS) / c.step + 2
+    late = (1 + 2 * c.jitter) * (deaf + 2 * deliver + weights + k.phase + 2 * LOOK_SECONDS) / c.step + 2
     return c.collectors * c.actors * (c.phase + c.horizon + late)
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import math
-import signal
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
-from amago.launch.agent import Task
 from amago.launch.launcher import Launcher
+from amago.launch.node import Task
 
 
 class Watched(Launcher):
@@ -32,16 +32,18 @@ class Watched(Launcher):
         self._record = open(record, "w")
         self._seconds, self._end = seconds, math.inf
 
-    def _tick(self) -> None:
-        super()._tick()
-        now, collectors = time.monotonic(), list(self.node.report()["collectors"].values())
+    def step(self) -> bool:
+        goes_on, now = super().step(), time.monotonic()
+        collectors = list(self.node.report()["collectors"].values())
         line: dict[str, Any] = {"time": now, "learner": self.learner.beat, "collectors": collectors}
         self._record.write(json.dumps(line) + "\n")
         if self._end == math.inf and all(beat.get("state") == "collecting" for beat in collectors):
             self._end = now + self._seconds
-        if now >= self._end and not self.signals:
-            self._record.close()
-            self.signals.append(signal.SIGTERM)
+        return goes_on and now < self._end
+
+    def end(self, failure: str, signals: Sequence[int]) -> None:
+        self._record.close()
+        super().end(failure, signals)
 
 
 def main() -> int:

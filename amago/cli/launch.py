@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 from argparse import REMAINDER, ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 
-from amago.launch import agent
-from amago.launch.agent import MOST_WAITING_BYTES, Task
-from amago.launch.api import start_on_ray
-from amago.launch.children import STEP_SECONDS
+from amago.launch import node
+from amago.launch.api import collectors_on_ray
 from amago.launch.launcher import Launcher
+from amago.launch.node import MOST_WAITING_BYTES, STEP_SECONDS, Task
 from amago.run.launched.limits import UpdateLimits
 
 
@@ -94,12 +93,12 @@ def run(args: Namespace) -> int:
     if args.collectors is None and args.bus is None:
         raise ValueError("give --collectors N, or --bus URL for collectors on other machines")
     wanted = args.collectors or 0
-    task, starter = _task(args, 0 if args.ray else wanted), None
-    if args.ray is not None:
-        words = [f"--bus={args.bus}", f"--hang-timeout={args.hang_timeout}", f"--max-undelivered={args.max_undelivered}"]
-        words += [] if args.max_policy_lag is None else [f"--max-policy-lag={args.max_policy_lag}"]
-        starter = functools.partial(start_on_ray, args.ray, [*words, *task.program], wanted)
-    return Launcher(task, args.learners, args.updates_per_step, args.bus, starter, args.quiet).run()
+    task = _task(args, 0 if args.ray else wanted)
+    launcher = Launcher(task, args.learners, args.updates_per_step, args.bus, args.quiet)
+    words = [f"--bus={args.bus}", f"--hang-timeout={args.hang_timeout}", f"--max-undelivered={args.max_undelivered}"]
+    words += [] if args.max_policy_lag is None else [f"--max-policy-lag={args.max_policy_lag}"]
+    with collectors_on_ray(args.ray, [*words, *task.program], wanted) if args.ray else contextlib.nullcontext():
+        return launcher.run()
 
 
 def add_collect_arguments(parser: ArgumentParser) -> None:
@@ -121,4 +120,4 @@ def collect(args: Namespace) -> int:
     if args.collectors < 1:
         raise ValueError(f"--collectors must be at least 1, got {args.collectors}")
     home = args.node_dir or Path.home() / ".cache" / "amago" / "collect"
-    return agent.collect(_task(args, args.collectors), args.bus, home.absolute())
+    return node.collect(_task(args, args.collectors), args.bus, home.absolute())

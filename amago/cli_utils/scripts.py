@@ -30,7 +30,7 @@ from amago.run.callbacks import Callback, KeepBest
 from amago.run.checkpoint import CheckpointError
 from amago.run.console import metrics_table
 from amago.run.launched.protocol import VARIABLE
-from amago.run.launched.role import collect_only, learn_only
+from amago.run.launched.roles import collect_only, learn_only
 from amago.run.rundir import RunCheckpoints
 
 UNTIL_STOPPED = 10**9

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 
 # as "python -m amago.cli", which would look for a folder "amago" in the current directory first
 _MAIN = "import sys; sys.path[:] = [p for p in sys.path if p]; from amago.cli import main; sys.exit(main())"
@@ -33,11 +34,11 @@ def launch(
     Returns:
         the exit code: the learner's; 1 if a process dies or hangs again and again; 2 after a mistake in the arguments.
     """
-    words = command(
-        program, argv, collectors, learners=learners, updates_per_step=updates_per_step, hang_timeout=hang_timeout, bus=bus, ray=ray,
-        quiet=quiet, max_policy_lag=max_policy_lag, max_undelivered=max_undelivered,
-    )  # fmt: skip
-    return subprocess.run(words, check=False).returncode
+    options = {
+        "learners": learners, "updates_per_step": updates_per_step, "hang_timeout": hang_timeout, "bus": bus, "ray": ray,
+        "max_policy_lag": max_policy_lag, "max_undelivered": max_undelivered,
+    }  # fmt: skip
+    return subprocess.run(command(program, argv, collectors, quiet=quiet, **options), check=False).returncode
 
 
 def command(
@@ -49,9 +50,10 @@ def command(
     return [*words, os.fspath(program), *argv]
 
 
-def start_on_ray(address: str, words: Sequence[str], collectors: int, share: int = 4) -> Callable[[], None]:
+@contextlib.contextmanager
+def collectors_on_ray(address: str, words: Sequence[str], collectors: int) -> Iterator[None]:
     """Let Ray start ``amago collect`` with these words on the nodes of a cluster, and again elsewhere when it ends or a node dies. Each
-    collector takes a core; so many share a process. Returns a function that ends them."""
+    collector takes a core; up to four share a process, as many as the smallest node has cores. They end with the block."""
     try:
         import ray
     except ImportError:
@@ -64,18 +66,20 @@ def start_on_ray(address: str, words: Sequence[str], collectors: int, share: int
             "~/.ray/auth_token) on each node before `ray start`, and here"
         )
     ray.init(address=address, log_to_driver=False)
-    directory = os.getcwd()
+    directory, cores = os.getcwd(), [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+    if collectors > sum(cores):
+        print(f"Ray has {sum(cores)} cores for {collectors} collectors: the others begin when it has more", file=sys.stderr)
 
     def collect(count: int) -> None:
         subprocess.run([*AMAGO, "collect", "--collectors", str(count), *words], cwd=directory, check=True)
 
     task = ray.remote(max_retries=-1, retry_exceptions=True, scheduling_strategy="SPREAD")(collect)
+    share = min([4, *filter(None, cores)])
     counts = [min(share, collectors - first) for first in range(0, collectors, share)]
     started = [task.options(num_cpus=count).remote(count) for count in counts]
-
-    def end() -> None:
+    try:
+        yield
+    finally:
         for one in started:
             ray.cancel(one, force=True)
         ray.shutdown()
-
-    return end

@@ -1,7 +1,7 @@
 """Bundles: many finished files of a node in one, numbered without gaps, from its disk to the learner's store, each exactly once.
 
-A bundle is an uncompressed zip archive with "trajectories/NAME" and "reports/NAME". Its life: written beside the spools; the files in it
-are deleted; it is put on the bus; the learner stages its files, notes {writer: next number}, and renames them into the store; it is
+A bundle is an uncompressed zip archive of trajectories, and of reports, which end in ".json". Its life: files are moved into a directory of
+the node, and put on the bus as one; the learner stages them, notes {writer: next number}, and moves them into its store; the bundle is
 deleted. A process that is killed at any of these steps is followed by one that repeats the step with the same names.
 """
 
@@ -25,13 +25,11 @@ from pathlib import Path
 
 from amago.launch.bus import OUT, Bus, own_directory
 from amago.run.launched.protocol import STAGING, collector_spool, outbox_of
-from amago.store.files import TEMPORARY, is_full, is_stale, replace_file, sync
+from amago.store.files import TEMPORARY, is_stale, replace_file, sync
 
 log = logging.getLogger(__name__)
-BUNDLE_BYTES, BUNDLE_SECONDS = 8 << 20, 5.0
-LOCAL_SECONDS = 0.25
-"""Longest time for which a file may wait for others, where the bus is a directory."""
-TRAJECTORIES, REPORTS = "trajectories", "reports"
+BUNDLE_BYTES, BUNDLE_SECONDS, LOCAL_SECONDS = 8 << 20, 5.0, 0.25
+"""Size of a bundle; longest time for which a file may wait for others, and that where the bus is a directory."""
 _NAME = re.compile(r"(\d{9})-n\d+")
 _AT_ONCE, _THREADS = 8, 4  # bundles in memory
 _WRITERS = 20_000  # whose next number is remembered
@@ -41,7 +39,7 @@ class Spool:
     """The files of a node's collectors on their way to the bus.
 
     Args:
-        homes: directories with those of collectors, "collector-*"; bundles wait in their directories "bundles". New ones are in the first.
+        homes: directories, on one disk, with those of collectors, "collector-*", and of bundles, "bundles". New ones are in the first.
         writer: unique to this start.
 
     Attributes:
@@ -49,83 +47,78 @@ class Spool:
     """
 
     def __init__(self, bus: Bus, homes: Sequence[Path], writer: str):
-        self.bus, self.homes, self.writer = bus, list(homes), writer
-        self.directory = own_directory(homes[0] / "bundles")
+        self.bus, self.homes = bus, list(homes)
+        self.directory = own_directory(homes[0] / "bundles") / writer
         self.delivered: Counter[str] = Counter()
         self._next = 0
-        bundled: set[str] = set()  # by an earlier start, which may not have deleted the files
-        for path in self._bundles():
-            # one that is damaged is reported by the learner
-            with contextlib.suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
-                bundled.update(archive.namelist())
-        for source, name, _ in self._files():
-            if name in bundled:
-                source.unlink(missing_ok=True)
+        for path in (p for home in homes for p in home.glob("bundles/*/.*")):  # on the bus
+            shutil.rmtree(path)
+        left = sorted(p for home in homes for p in home.glob("bundles/*/[0-9]*"))  # by earlier starts
+        self._bundles = {path: sum(p.stat().st_size for p in path.iterdir()) for path in left}
 
     def pump(self, flush: bool = False) -> None:
         """Bundle the files that are due, with ``flush`` all, and put all bundles on the bus. After an exception they wait: call again."""
         self._bundle(flush)
-        for path in self._bundles():
-            self.bus.move_in(path, f"{OUT}/{path.parent.name}/{path.name}")
+        while self._bundles:
+            self._put(next(iter(self._bundles)))
+            self._bundle(flush)
 
     @property
     def waiting(self) -> int:
-        """Bytes that are not on the bus; an `OSError` where files are moved meanwhile."""
-        return sum(info.st_size for *_, info in self._files()) + sum(path.stat().st_size for path in self._bundles())
+        """Bytes that are not on the bus."""
+        return sum(info.st_size for _, info in self._files()) + sum(list(self._bundles.values()))
 
     def _bundle(self, flush: bool) -> None:
-        part: list[tuple[Path, str, os.stat_result]] = []
-        size = 0
-        for file in self._files():
-            if part and size + file[2].st_size > BUNDLE_BYTES:
-                self._write(part)
+        part: list[Path] = []
+        size, since = 0, 0.0
+        for path, info in self._files():
+            if part and size + info.st_size > BUNDLE_BYTES:
+                self._gather(part, size)
                 part, size = [], 0
-            part.append(file)
-            size += file[2].st_size
+            since = since if part else info.st_mtime
+            part.append(path)
+            size += info.st_size
         longest = LOCAL_SECONDS if self.bus.local else BUNDLE_SECONDS  # a clock that was set back ends the wait, too
-        if part and (flush or size >= BUNDLE_BYTES or abs(time.time() - part[0][2].st_mtime) >= longest):
-            self._write(part)
+        if part and (flush or size >= BUNDLE_BYTES or abs(time.time() - since) >= longest):
+            self._gather(part, size)
 
-    def _write(self, files: Sequence[tuple[Path, str, os.stat_result]]) -> None:
-        content, sources, rollouts = io.BytesIO(), [], 0
-        with zipfile.ZipFile(content, "w", zipfile.ZIP_STORED) as archive:
-            for path, name, _ in files:
-                try:
-                    archive.writestr(zipfile.ZipInfo(name), path.read_bytes())
-                    sources.append(path)
-                except FileNotFoundError:
-                    continue
-                except OSError as err:  # one unreadable file must not stop the others
-                    if is_full(err):
-                        raise
-                    log.warning("%s cannot be read (%s) and stays behind as .unreadable-%s", path, err, path.name)
-                    os.rename(path, path.with_name(f".unreadable-{path.name}"))
-                    continue
-                rollouts += sum(map(int, re.findall(r"-n(\d+)\.", name)))
-        if not sources:
-            return
-        folder = self.directory / self.writer
-        folder.mkdir(mode=0o700, exist_ok=True)
-        replace_file(folder / f"{self._next:09d}-n{rollouts}", lambda tmp: tmp.write_bytes(content.getvalue()))
+    def _gather(self, files: Sequence[Path], size: int) -> None:
+        """Move files into the directory of a new bundle, which needs no space on the disk."""
+        folder = self.directory / f"{self._next:09d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in files:
+            os.rename(path, folder / path.name)
         self._next += 1
-        for path in sources:
-            path.unlink(missing_ok=True)
-        self.delivered.update(path.parent.parent.name for path in sources if path.suffix == ".json")
+        self._bundles[folder] = size
+        self.delivered.update(path.parent.parent.name for path in files if path.suffix == ".json")
 
-    def _bundles(self) -> list[Path]:
-        return sorted(p for home in self.homes for p in home.glob("bundles/*/*") if _NAME.fullmatch(p.name))
+    def _put(self, folder: Path) -> None:
+        content, rollouts = io.BytesIO(), 0
+        with zipfile.ZipFile(content, "w", zipfile.ZIP_STORED) as archive:
+            for path in sorted(folder.iterdir()):
+                try:
+                    archive.writestr(zipfile.ZipInfo(path.name), path.read_bytes())
+                    rollouts += sum(map(int, re.findall(r"-n(\d+)\.", path.name)))
+                except OSError as err:  # one unreadable file must not stop the others
+                    aside = folder.parent.parent / f".unreadable-{path.name}"
+                    log.warning("%s cannot be read (%s) and stays behind as %s", path, err, aside)
+                    os.rename(path, aside)
+        self.bus.put(f"{OUT}/{folder.parent.name}/{folder.name}-n{rollouts}", content.getvalue())
+        os.rename(folder, done := folder.with_name(f".{folder.name}"))  # at once, or a part of it might be put again
+        del self._bundles[folder]
+        shutil.rmtree(done)
 
-    def _files(self) -> Iterator[tuple[Path, str, os.stat_result]]:
+    def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
         """Complete files, oldest name first; incomplete files of killed processes are deleted."""
         for directory in (d for home in self.homes for d in sorted(home.glob("collector-*"))):
-            for folder, kind in ((collector_spool(directory), TRAJECTORIES), (outbox_of(directory), REPORTS)):
+            for folder in (collector_spool(directory), outbox_of(directory)):
                 for name in sorted(os.listdir(folder)) if folder.exists() else ():
                     path = folder / name
                     if name.startswith(TEMPORARY) and is_stale(folder, name):
                         path.unlink(missing_ok=True)
                     elif not name.startswith("."):
                         with contextlib.suppress(FileNotFoundError):
-                            yield path, f"{kind}/{name}", path.stat()
+                            yield path, path.stat()
 
 
 class Ingest:
@@ -142,18 +135,15 @@ class Ingest:
         self.staging = self.directory.parent / STAGING / key
         for path in (self.directory, self.reports, self.staging):
             path.mkdir(parents=True, exist_ok=True)
-        self._mark, self._batch = self.staging / "arrived.json", 0
-        self._next: dict[str, int] = {}
-        if self._mark.exists():
-            known = json.loads(self._mark.read_text(encoding="utf-8"))
-            self._next, self._batch = known["next"], known["batch"]
-        for path in self.staging.glob("batch-*"):  # noted: they are renamed; else they are pulled again
-            if path.name == f"batch-{self._batch}":
-                self._admit(path)
-            shutil.rmtree(path, ignore_errors=True)
+        self._mark = self.staging / "arrived.json"
+        known = json.loads(self._mark.read_text(encoding="utf-8")) if self._mark.exists() else {}
+        self._next: dict[str, int] = known.get("next", {})
+        self._batch = int(known.get("batch", 0))
+        self._settle()
 
     def pull(self) -> int:
         """Take the bundles that are there; returns their number. After an exception nothing is lost: call again."""
+        self._settle()
         due, after = [], dict(self._next)
         for writer in self.bus.names(OUT):
             for name in self.bus.names(f"{OUT}/{writer}"):
@@ -174,9 +164,7 @@ class Ingest:
 
     def _take(self, part: Sequence[tuple[str, str]], contents: Sequence[bytes]) -> None:
         batch = self.staging / f"batch-{self._batch + 1}"
-        shutil.rmtree(batch, ignore_errors=True)
-        for kind in (TRAJECTORIES, REPORTS):
-            (batch / kind).mkdir(parents=True)
+        batch.mkdir()
         for (writer, name), content in zip(part, contents, strict=True):
             try:
                 for file, data in _unpack(content):
@@ -192,15 +180,20 @@ class Ingest:
         value = json.dumps({"next": after, "batch": self._batch + 1})
         replace_file(self._mark, lambda tmp: tmp.write_text(value, encoding="utf-8"))
         self._next, self._batch = after, self._batch + 1
-        self._admit(batch)
-        shutil.rmtree(batch, ignore_errors=True)
+        self._settle()
 
-    def _admit(self, batch: Path) -> None:
-        for path in sorted((batch / TRAJECTORIES).glob("*")):
-            os.rename(path, self.directory / path.name)
-        for path in (batch / REPORTS).glob("*"):
-            shutil.move(path, self.reports / path.name)  # perhaps another disk
-        sync(self.directory)
+    def _settle(self) -> None:
+        """Move the files of the batch that is noted to where they belong, and drop others, which are pulled again."""
+        for batch in self.staging.glob("batch-*"):
+            if batch.name == f"batch-{self._batch}":
+                for path in sorted(batch.iterdir()):
+                    if path.suffix == ".json":  # perhaps to another disk
+                        shutil.move(path, whole := self.reports / f"{path.name}.part")
+                        os.rename(whole, self.reports / path.name)
+                    else:
+                        os.rename(path, self.directory / path.name)
+                sync(self.directory)
+            shutil.rmtree(batch)
 
 
 def _unpack(content: bytes) -> list[tuple[str, bytes]]:
@@ -210,7 +203,7 @@ def _unpack(content: bytes) -> list[tuple[str, bytes]]:
         if sum(e.file_size for e in entries) > len(content) or any(e.compress_type != zipfile.ZIP_STORED for e in entries):
             raise ValueError("it is compressed")
         for e in entries:
-            if not re.fullmatch(rf"({TRAJECTORIES}|{REPORTS})/[^./\\\0\n][^/\\\0\n]*", e.filename):
+            if not re.fullmatch(r"[^./\\\0\n][^/\\\0\n]*", e.filename):
                 raise ValueError(f"it holds {e.filename!r}")
         return [(e.filename, archive.read(e)) for e in entries]
 

@@ -16,8 +16,8 @@ from fsspec.core import url_to_fs
 
 from amago.store.files import TEMPORARY, replace_file
 
-OUT, POLICY, ORDERS, BEATS, EXPLORATION = "out", "policy", "orders.json", "beat", "exploration.json"
-"""Names on a bus: bundles of collectors, published policies, the launcher's orders, signs of life of nodes, exploration schedules."""
+OUT, POLICY, ORDERS, BEATS, EXPLORATION = "out", "policy.pt", "orders.json", "beat", "exploration.json"
+"""Names on a bus: bundles of collectors, the newest policy, the launcher's orders, signs of life of nodes, exploration schedules."""
 _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oci", "oss", "memory"}  # where a put is atomic
 # hosts must be in known_hosts; a connection that is dead is noticed within a minute
 _SSH = {"known_hosts": (), "connect_timeout": 60, "keepalive_interval": 15, "keepalive_count_max": 3}
@@ -49,29 +49,27 @@ class Bus:
     """
 
     def __init__(self, url: str):
-        self.url = url
-        self.local = "://" not in url or url.startswith("file://")
+        self.url, protocol = url, url.partition("://")[0] if "://" in url else "file"
+        self.local = protocol == "file"
+        self._puts_at_once = protocol in _OBJECT_STORES
+        self._options = _SSH if protocol in ("sftp", "ssh") else {}
         if self.local:
             own_directory(Path(url.removeprefix("file://")).absolute())
-        protocol = url.partition("://")[0]
-        self._options = _SSH if protocol in ("sftp", "ssh") else {}
         if self._options and importlib.util.find_spec("sshfs") is None:
             raise ValueError(f"bus {url!r} needs sshfs: pip install 'amago[sftp]'")
-        self._puts_at_once = protocol in _OBJECT_STORES
+        self._found: tuple[AbstractFileSystem, str] | None = None
         try:
-            self._found: tuple[AbstractFileSystem, str] | None = self._connect()
+            with self._reach(""):
+                pass
         except (ImportError, ValueError) as err:
             raise ValueError(f"bus {url!r}: {err}") from err
         except Exception as err:  # each storage client has its own
             raise ValueError(f"the bus {url} cannot be reached: {type(err).__name__}: {err}") from err
 
-    def _connect(self) -> tuple[AbstractFileSystem, str]:
-        return url_to_fs(self.url, skip_instance_cache=True, **self._options)  # type: ignore[no-any-return]
-
     @contextlib.contextmanager
     def _reach(self, name: str) -> Iterator[tuple[AbstractFileSystem, str]]:
         """The file system, which several threads may use, and the full name in it. After an exception it connects again."""
-        fs, root = self._found = self._found or self._connect()
+        fs, root = self._found = self._found or url_to_fs(self.url, skip_instance_cache=True, **self._options)
         try:
             yield fs, f"{root}/{name}"
         except FileNotFoundError:
@@ -86,26 +84,16 @@ class Bus:
         content = content if isinstance(content, bytes) else json.dumps(content).encode()
         with self._reach(name) as (fs, full):
             folder, _, base = full.rpartition("/")
-            if self.local:
-                fs.makedirs(folder, exist_ok=True)
-                replace_file(Path(full), lambda tmp: tmp.write_bytes(content))
-            elif self._puts_at_once:
+            if self._puts_at_once:
                 fs.pipe_file(full, content)
+                return
+            fs.makedirs(folder, exist_ok=True)
+            if self.local:
+                replace_file(Path(full), lambda tmp: tmp.write_bytes(content))
             else:
                 part = f"{folder}/{TEMPORARY}{os.getpid()}-{base}"
-                fs.makedirs(folder, exist_ok=True)
                 fs.pipe_file(part, content)
                 fs.mv(part, full)
-
-    def move_in(self, path: Path, name: str) -> None:
-        """Put a file of this machine, which is gone afterwards."""
-        if self.local:
-            with self._reach(name) as (_, full), contextlib.suppress(OSError):  # another disk
-                Path(full).parent.mkdir(parents=True, exist_ok=True)
-                os.replace(path, full)
-                return
-        self.put(name, path.read_bytes())
-        path.unlink()
 
     def get(self, name: str) -> bytes:
         """The content of a file; `FileNotFoundError` if there is none."""

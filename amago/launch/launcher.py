@@ -7,7 +7,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -15,17 +16,16 @@ from typing import Any
 from tqdm import tqdm
 
 from amago import __version__
-from amago.launch.agent import BEAT_SECONDS, TICK_SECONDS, Every, Node, Task
 from amago.launch.bundles import Ingest
 from amago.launch.bus import BEATS, ORDERS, POLICY, Bus, own_directory
-from amago.launch.children import STOP_SECONDS, LaunchError, Role, end_all, note_signals
-from amago.launch.progress import Rates, progress_line
-from amago.run.launched.protocol import REPORTS, Assignment, launch_dir
+from amago.launch.node import BEAT_SECONDS, STOP_SECONDS, TICK_SECONDS, Every, Node, Role, Task, end_all, run, say
+from amago.run.launched.protocol import NO_SPACE, OLD_POLICY, PAUSED, REPORTS, Assignment, launch_dir
 
 GONE_SECONDS, LEASE_SECONDS = 60.0, 30.0
 """Time without a new beat after which a machine is reported as gone; time for which a launch leads a bus unless it prolongs it."""
 _LINE_SECONDS = 30.0  # between two progress lines in a file; on a terminal one line is rewritten
 _LAST_SECONDS = 20.0  # for the last files of other machines
+_DOING = ("collecting", PAUSED, OLD_POLICY, NO_SPACE, "starting")
 
 
 class Leader:
@@ -44,8 +44,9 @@ class Leader:
         self.version, self.pause = 0, False
         self._orders: dict[str, Any] = {}
         self._orders_at = 0.0
-        self._seen: dict[str, tuple[int, float]] = {}  # of each machine: its last count, and when that was new
-        self._gone: set[str] = set()
+        self._seen: dict[
+            str, tuple[int, float, bool]
+        ] = {}  # the last count of each machine, since when, and whether it is gone
 
     def check_lease(self) -> None:
         """Raise a `ValueError` where the bus cannot be read, or another launch leads it."""
@@ -63,23 +64,13 @@ class Leader:
 
     def publish(self, policy: Path, version: int) -> None:
         """Put weights on the bus, if they are newer than those there."""
-        if version <= self.version:
-            return
-        content, name = policy.read_bytes(), f"{version:09d}.pt"
-        self.bus.put(f"{POLICY}/{name}", content)
-        newest = {"version": version, "sha256": sha256(content).hexdigest(), "name": name}
-        self.bus.put(f"{POLICY}/latest.json", newest)
-        self.version = version
-        for old in self.bus.names(POLICY):
-            if old.endswith(".pt") and old < f"{version - 2:09d}.pt":
-                self.bus.delete(f"{POLICY}/{old}")
+        if version > self.version:
+            self.bus.put(POLICY, policy.read_bytes())
+            self.version = version
 
     def give_orders(self, evaluator: str = "", stop: bool = False) -> None:
         """Put orders on the bus, if they are others, and prolong the lease. Without an evaluator, one of the machines there is it."""
-        now, evaluator = (
-            time.monotonic(),
-            evaluator or min((n for n, node in self.nodes.items() if node["collectors"]), default=""),
-        )
+        now, evaluator = time.monotonic(), evaluator or min((n for n, b in self.nodes.items() if b["collectors"]), default="")
         orders = {"pause": self.pause, "version": self.version, "stop": stop, "evaluator": evaluator, "amago": __version__}
         if orders != self._orders or now >= self._orders_at:
             lease = {"host": socket.gethostname(), "pid": os.getpid(), "until": 0 if stop else time.time() + LEASE_SECONDS}
@@ -90,25 +81,25 @@ class Leader:
         """Read the signs of life of all machines."""
         now, found = time.monotonic(), {}
         for file in self.bus.names(BEATS):
-            name, beat = file.removesuffix(".json"), self.bus.get_json(f"{BEATS}/{file}")
-            if beat is None:
+            if (beat := self.bus.get_json(f"{BEATS}/{file}")) is None:
                 continue
-            count, since = self._seen.get(name, (-1, now))
+            name, host = file.removesuffix(".json"), beat["host"]
+            count, since, gone = self._seen.get(name, (-1, now, False))
             if beat["count"] != count:
-                self._seen[name], since = (beat["count"], now), now
-                if name in self._gone:
-                    self._gone.remove(name)
-                    self.news.append(f"{beat['host']} is back")
-            if beat["ended"] or now - since > 10 * GONE_SECONDS:
+                since = now
+                if gone:
+                    self.news.append(f"{host} is back")
+            silent = now - since
+            if beat["ended"] or silent > 10 * GONE_SECONDS:
                 self.bus.delete(f"{BEATS}/{file}")
                 if beat["failure"]:
-                    self.news.append(f"{beat['host']} collects no more: {beat['failure']}")
-            elif now - since <= GONE_SECONDS:
+                    self.news.append(f"{host} collects no more: {beat['failure']}")
+            elif silent <= GONE_SECONDS:
                 found[name] = beat
-            elif name not in self._gone:
-                self._gone.add(name)
+            elif not gone:
                 lost = "what it has collected arrives if it comes back with its disk"
-                self.news.append(f"{beat['host']} has given no sign for {GONE_SECONDS:.0f} s; {lost}")
+                self.news.append(f"{host} has given no sign for {GONE_SECONDS:.0f} s; {lost}")
+            self._seen[name] = beat["count"], since, silent > GONE_SECONDS
         self.nodes = found
 
 
@@ -119,29 +110,30 @@ class Launcher:
         task: of the collectors on this machine.
         limits: "MIN:MAX", updates per environment step; None: a range around the script's own ratio.
         bus: URL, for collectors on other machines; None: a directory of the run.
-        starter: starts collectors on other machines, and returns a function that ends them.
     """
 
     def __init__(
-        self, task: Task, learners: int = 1, limits: str | None = None, bus: str | None = None,
-        starter: Callable[[], Callable[[], None]] | None = None, quiet: bool = False,
+        self, task: Task, learners: int = 1, limits: str | None = None, bus: str | None = None, quiet: bool = False
     ):  # fmt: skip
         for name, value, least in (("collectors", task.collectors, 0 if bus else 1), ("learners", learners, 1)):
             if value < least:
                 raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
-        self.task, self.starter, self.quiet, self.shared = task, starter, quiet, bus is not None
-        news: list[str] = []
-        self.leader = None if bus is None else Leader(Bus(bus), news)
+        self.task, self.quiet, self.shared = task, quiet, bus is not None
+        self.news: list[str] = []
+        self.leader = None if bus is None else Leader(Bus(bus), self.news)
         if self.leader is not None:
             self.leader.check_lease()
-        self.node, self.news = Node(task, news), news
+        self.node = Node(task, self.news)
         part = Assignment("learner", 0, task.collectors, str(self.node.control), limits)
-        self.learner = Role(part, self.node.command, news, learners, hang_timeout=task.hang_timeout)
-        self.signals: list[int] = []
+        self.learner = Role(part, self.node.command, self.news, learners, hang_timeout=task.hang_timeout)
         self._ingest: Ingest | None = None
         self._threads: list[Every] = []
-        self._rates, self._version, self._updates = Rates(), 0, 0
-        self._line_at, self._bar = 0.0, tqdm(bar_format="{desc}", dynamic_ncols=True, disable=quiet or not sys.stderr.isatty())
+        self._version = self._updates = 0
+        self._line_at, self._tty = 0.0, sys.stderr.isatty()
+        self._marks: deque[tuple[float, int, int]] = deque(
+            maxlen=40 if self._tty else 2
+        )  # time, updates and steps at each line
+        self._bar = tqdm(bar_format="{desc}", dynamic_ncols=True, disable=quiet or not self._tty)
 
     def run(self) -> int:
         """Run until the learner has ended, or a signal arrives.
@@ -149,58 +141,34 @@ class Launcher:
         Returns:
             the exit code: the learner's; 128 + the number of the signal that stopped the launch; 1 if a process fails for good.
         """
-        failure, end_starter = "", None
-        with note_signals() as self.signals:
-            try:
-                end_starter = None if self.starter is None else self.starter()
-                while not self.signals and self._watch():
-                    self._tick()
-                    time.sleep(TICK_SECONDS)
-            except LaunchError as err:
-                failure = str(err)
-            finally:
-                self._stop()
-                if end_starter is not None:
-                    end_starter()
-                self._bar.close()
-        if failure:
-            _print(failure)
-        if self.signals:
-            return 128 + self.signals[0]
-        code = self.learner.code
-        return 1 if failure or code is None else code if code >= 0 else 128 - code
+        code, learner = run(self.step, self.end, self.news), self.learner.code
+        return code or (1 if learner is None else learner if learner >= 0 else 128 - learner)
 
-    def _watch(self) -> bool:
-        """Watch all processes; False once the learner has ended."""
-        learner = self.learner
-        if learner.beat.get("state") in ("finished", "stopped"):
-            for role in self.node.collectors:  # the learner still evaluates
+    def step(self) -> bool:
+        """Watch all processes once, pass the learner's wishes on, and show progress; False once the learner has ended."""
+        learner, ends = self.learner, self.learner.beat.get("state") in ("finished", "stopped")
+        if ends:  # it may still evaluate
+            for role in self.node.collectors:
                 role.send(signal.SIGTERM)
             learner.read_beat()
-            return learner.runs
-        self._updates = max(self._updates, int(learner.beat.get("updates", 0)))
-        if not learner.watch(self._updates):
+        else:
+            self._updates = max(self._updates, int(learner.beat.get("updates", 0)))
+        if not (learner.runs if ends else learner.watch(self._updates)):
             return False
-        self.node.watch()
-        return True
-
-    def _tick(self) -> None:
-        """Pass the learner's wishes on, and show progress."""
-        beat = self.learner.beat
+        beat = learner.beat
+        if not ends:
+            self.node.watch()
         self._version = max(self._version, int(beat.get("version", 0)))  # a learner that was started again gives no sign yet
         if self._ingest is None and "run_dir" in beat:
             self._begin(Path(beat["run_dir"]), beat["save_to"], Path(beat["policy"]))
         nodes = {self.node.name: self.node.report()}
         if self.leader is not None:
-            self.leader.pause = bool(beat.get("pause")) and self.learner.runs
+            self.leader.pause = bool(beat.get("pause")) and learner.runs
             nodes = {**self.leader.nodes, **nodes}
             if not self.shared:
                 self.leader.version = self._version
-        beats = [beat for node in nodes.values() for beat in node["collectors"].values()]
-        while self.news:
-            _print(self.news.pop(0))
-        replaced, waiting = (sum(int(node[what]) for node in nodes.values()) for what in ("replaced", "waiting"))
-        self._show(beats, replaced, waiting)
+        self._show(beat, list(nodes.values()))
+        return True
 
     def _begin(self, run_dir: Path, save_to: str, policy: Path) -> None:
         """Begin to move files from the collectors to the learner's store."""
@@ -222,12 +190,12 @@ class Launcher:
         ]
         self.node.begin(leader.bus, [home], policy, pace)
 
-    def _stop(self) -> None:
+    def end(self, failure: str, signals: Sequence[int]) -> None:
         """Let all processes end, deliver the files that they write meanwhile, and kill the processes that do not end."""
-        if self.signals:
-            _print("stopping: collectors end, the learner saves")
-        first = signal.SIGINT if self.signals[:1] == [signal.SIGINT] else signal.SIGTERM
-        end_all([self.learner, *self.node.collectors], first, STOP_SECONDS)
+        if signals:
+            say("stopping: collectors end, the learner saves")
+        first = signal.SIGINT if signals and signals[0] == signal.SIGINT else signal.SIGTERM
+        end_all([self.learner, *self.node.collectors], STOP_SECONDS, first)
         self.node.end()
         for thread in self._threads:
             thread.end()
@@ -241,18 +209,47 @@ class Launcher:
                     self.leader.read_beats()
                 self._ingest.pull()
             except Exception as err:  # each storage client has its own
-                _print(f"files that wait at {self.leader.bus.url} are taken by the next launch: {err}")
+                say(f"files that wait at {self.leader.bus.url} are taken by the next launch: {err}")
+        self._bar.close()
 
-    def _show(self, beats: list[dict[str, Any]], replaced: int, waiting: int) -> None:
-        now, beat, tty = time.monotonic(), self.learner.beat, sys.stderr.isatty()
-        if self.quiet or now < self._line_at or not (beat or tty):
+    def _show(self, beat: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> None:
+        now = time.monotonic()
+        if self.quiet or now < self._line_at or not (beat or self._tty):
             return
-        self._line_at = now + (0.5 if tty else _LINE_SECONDS)
-        speeds = self._rates.add(now, int(beat.get("updates", 0)), int(beat.get("steps", 0)))
-        line = progress_line(beat, beats, speeds, replaced, self._version, waiting)
-        self._bar.set_description_str(line) if tty else _print(line)
+        self._line_at = now + (0.5 if self._tty else _LINE_SECONDS)
+        mark = now, int(beat.get("updates", 0)), int(beat.get("steps", 0))
+        if (
+            self._marks and min(a - b for a, b in zip(mark, self._marks[-1])) < 0
+        ):  # the learner has gone back to a training state
+            self._marks.clear()
+        self._marks.append(mark)
+        seconds, *grown = (a - b for a, b in zip(mark, self._marks[0]))
+        collectors = [beat for node in nodes for beat in node["collectors"].values()]
+        replaced, waiting = (sum(int(node[what]) for node in nodes) for what in ("replaced", "waiting"))
+        line = progress_line(
+            beat, collectors, [n / seconds if seconds else 0.0 for n in grown], replaced, self._version, waiting
+        )
+        self._bar.set_description_str(line) if self._tty else say(line)
 
 
-def _print(text: str) -> None:
-    """Print a sentence above the progress line."""
-    tqdm.write(text, file=sys.stderr)
+def progress_line(
+    learner: Mapping[str, Any], collectors: Sequence[Mapping[str, Any]], speeds: Sequence[float], replaced: int = 0,
+    newest: int = 0, waiting: int = 0,
+) -> str:  # fmt: skip
+    """One line: the state of each role, by its newest sign of life (empty before its start), its speed a second, the ratio of updates to
+    steps, and the lag of the weights behind the ``newest``."""
+    if not learner:
+        return "learner starting"
+    updates, steps, version = int(learner["updates"]), int(learner["steps"]), max(newest, int(learner["version"]))
+    doing = [beat.get("paused") or beat.get("state", "starting") for beat in collectors]
+    counts = ", ".join(f"{doing.count(what)} {what}" for what in _DOING if what in doing) or "none"
+    lags = [version - int(beat["version"]) for beat in collectors if beat.get("version")]
+    limits = learner.get("limits", "unlimited")
+    parts = [
+        f"learner {learner['state']}, epoch {learner['epoch']}/{learner['epochs']}, {updates:,} updates ({speeds[0]:.1f}/s)",
+        f"collectors: {counts}" + (f", {replaced} replaced" if replaced else "") + f"; {steps:,} steps ({speeds[1]:,.0f}/s)",
+        f"{updates / steps:.4g} updates/step" + ("" if limits == "unlimited" else f" in {limits}") if steps else "",
+        f"policy {version}" + (f", lag {max(lags)}" if lags else ""),
+        f"{waiting / 1e6:,.0f} MB not delivered" if waiting >= 1e6 else "",
+    ]
+    return " | ".join(filter(None, parts))

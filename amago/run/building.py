@@ -17,9 +17,7 @@ from amago.run.collect import RunActors
 from amago.run.console import COLLECT, TRAIN, Console
 from amago.run.data import REFUSED_SECONDS, wait_for_data
 from amago.run.group import Ranks, Signals, Stopped
-from amago.run.launched.collector import Collector
-from amago.run.launched.learner import Learner
-from amago.run.launched.role import Launched, join
+from amago.run.launched.roles import Collector, Learner, join
 from amago.run.process import draw_seed, keep_freed_memory, seed_process
 from amago.run.settings import check_settings
 from amago.run.state import restore
@@ -40,9 +38,9 @@ class Building:
         self._env_seed: tuple[int, ...] = ()
 
     @functools.cached_property
-    def launch(self) -> Launched | None:
+    def launch(self) -> Learner | Collector | None:
         """The part of this process in a launch, which changes the settings when it is first read: before anything is built."""
-        return join(self.e, {"collector": Collector, "learner": Learner})
+        return join(self.e)
 
     def prepare(self) -> None:
         """Check the settings, and make the parts that need no other, before the first part is built."""

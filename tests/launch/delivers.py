@@ -5,9 +5,9 @@ import sys
 import time
 from pathlib import Path
 
-from amago.launch.agent import Every
 from amago.launch.bundles import Spool
 from amago.launch.bus import Bus, own_directory
+from amago.launch.node import Every
 from amago.run.launched.protocol import collector_spool
 
 url, home, count, size = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])

@@ -196,13 +196,11 @@ def test_an_unreadable_file_does_not_stop_the_others(tmp_path, bus, caplog):
     assert "cannot be read" in caplog.text
 
 
-@pytest.mark.parametrize(
-    "name", ["trajectories/../x", "trajectories/.x", "other/x", "trajectories/", "/etc/x", "trajectories/a/b", "compressed"]
-)
+@pytest.mark.parametrize("name", ["../x", ".x", "other/x", "x/", "/etc/x", "a\\b", "compressed"])
 def test_a_bundle_that_no_node_wrote_is_put_aside(tmp_path, bus, name, caplog):
     learner, file = Learner(tmp_path, bus), tmp_path / "made"
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED if name == "compressed" else zipfile.ZIP_STORED) as archive:
-        archive.writestr("trajectories/x" if name == "compressed" else name, bytes(10**6))
+        archive.writestr("x" if name == "compressed" else name, bytes(10**6))
     bus.put("out/w/000000000-n1", file.read_bytes())
     bus.put("out/w/000000001-n1", b"torn")
     learner.ingest.pull()
@@ -215,7 +213,7 @@ def test_a_bundle_that_no_node_wrote_is_put_aside(tmp_path, bus, name, caplog):
 def test_a_bus_that_is_out_of_reach_loses_nothing(tmp_path, bus, monkeypatch):
     node, learner = Node(tmp_path, bus), Learner(tmp_path, bus)
     with monkeypatch.context() as patch:
-        patch.setattr(Bus, "move_in", lambda *_: (_ for _ in ()).throw(OSError("no route")))
+        patch.setattr(Bus, "put", lambda *_: (_ for _ in ()).throw(OSError("no route")))
         for name in "ab":
             node.write(name)
             with pytest.raises(OSError, match="no route"):

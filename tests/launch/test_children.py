@@ -10,7 +10,7 @@ from launching import assert_gone, family
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from amago.launch.children import Role, start_reaper
+from amago.launch.node import Role, start_reaper
 from amago.run.launched.protocol import Assignment
 
 start_reaper(Path(sys.argv[1]))

@@ -31,7 +31,7 @@ if role == "learner":
 raise SystemExit("no display is there")
 """
 READ_ONLY = """
-import amago.run.launched.collector as module
+import amago.run.launched.protocol as module
 def write_small(path, value, real=module.write_small):
     if "outbox" in str(path):
         raise PermissionError(13, "Permission denied", str(path))

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from amago.launch.progress import Rates, progress_line
+from amago.launch.launcher import progress_line
 from amago.run.launched import protocol
 from amago.run.launched.protocol import read_small, write_beat, write_small
 
@@ -55,15 +55,6 @@ def test_before_the_first_step_there_is_no_ratio():
     assert "updates/step" not in line
     assert "lag" not in line
     assert progress_line({}, [], (0.0, 0.0)) == "learner starting"
-
-
-def test_rates_are_those_of_the_last_seconds():
-    rates = Rates(window=10)
-    assert rates.add(0, 0, 0) == (0.0, 0.0)
-    assert rates.add(10, 100, 1000) == (10.0, 100.0)
-    assert rates.add(20, 100, 1000) == (0.0, 0.0)
-    assert rates.add(21, 50, 1000) == (0.0, 0.0), "the learner has gone back"
-    assert rates.add(22, 60, 1100) == (10.0, 100.0)
 
 
 def test_what_collectors_wait_for_and_what_is_not_delivered_is_said():

@@ -25,16 +25,18 @@ def collects(root):
 def test_collectors_run_on_the_nodes_and_are_started_again(cluster, tmp_path):
     run = Launch(tmp_path, "--bus", str(tmp_path / "bus"), "--ray", cluster.address, collectors=4, **RUN)
     try:
-        cluster.order("add")
         run.until(lambda: len(collects(tmp_path)) == 1 and run.rows("rollout"))
-        (killed,) = collects(tmp_path)
+        cluster.order("add")
+        run.until(lambda: len(collects(tmp_path)) == 2)
+        killed = collects(tmp_path)[0]
         os.kill(killed, signal.SIGKILL)
-        run.until(lambda: collects(tmp_path) and killed not in collects(tmp_path))
+        run.until(lambda: len(collects(tmp_path)) == 2 and killed not in collects(tmp_path))
         before = run.arrived[0]
         run.until(lambda: run.arrived[0] > before + 10)
         everyone = collects(tmp_path)
         stop(run)
         assert_gone(everyone)
+        assert "Ray has 2 cores for 4 collectors" in run.output
     finally:
         run.end()
 
