@@ -33,7 +33,7 @@ import torch
 from amago.launch.bundles import Ingest, Spool
 from amago.launch.bus import Bus, own_directory
 from amago.loading import DatasetSettings, DiskTrajDataset, SequenceLoader
-from amago.run.launched.protocol import collector_spool
+from amago.run.launched.protocol import SPOOL
 from amago.run.rundir import RunCheckpoints
 from benchmarks import cluster_sleeping as program
 from benchmarks import replay
@@ -100,7 +100,7 @@ class Arriving:
     def __init__(self, folder: Path):
         self.folder, self.count = folder, 0
         home = own_directory(folder / "home")
-        self.spooled = collector_spool(home / "collector-0")
+        self.spooled = home / "collector-0" / SPOOL
         self.spooled.mkdir(parents=True)
         bus = Bus(str(folder / "bus"))
         self.spool = Spool(bus, [home], "writer")

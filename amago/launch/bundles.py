@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from amago.launch.bus import OUT, Bus, own_directory
-from amago.run.launched.protocol import STAGING, collector_spool, outbox_of
+from amago.run.launched.protocol import OUTBOX, SPOOL, STAGING
 from amago.store.files import TEMPORARY, is_stale, replace_file, sync
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,6 @@ BUNDLE_BYTES, BUNDLE_SECONDS, LOCAL_SECONDS = 8 << 20, 5.0, 0.25
 """Size of a bundle; longest time for which a file may wait for others, and that where the bus is a directory."""
 _NAME = re.compile(r"(\d{9})-n\d+")
 _AT_ONCE, _THREADS = 8, 4  # bundles in memory
-_WRITERS = 20_000  # whose next number is remembered
 
 
 class Spool:
@@ -56,11 +55,15 @@ class Spool:
         left = sorted(p for home in homes for p in home.glob("bundles/*/[0-9]*"))  # by earlier starts
         self._bundles = {path: sum(p.stat().st_size for p in path.iterdir()) for path in left}
 
-    def pump(self, flush: bool = False) -> None:
-        """Bundle the files that are due, with ``flush`` all, and put all bundles on the bus. After an exception they wait: call again."""
+    def pump(self, flush: bool = False, seconds: float = 1.0) -> None:
+        """Bundle the files that are due, with ``flush`` all, and put bundles on the bus, one or for so long. After an exception they wait:
+        call again."""
+        until = time.monotonic() + seconds
         self._bundle(flush)
         while self._bundles:
             self._put(next(iter(self._bundles)))
+            if time.monotonic() >= until:
+                return
             self._bundle(flush)
 
     @property
@@ -111,7 +114,7 @@ class Spool:
     def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
         """Complete files, oldest name first; incomplete files of killed processes are deleted."""
         for directory in (d for home in self.homes for d in sorted(home.glob("collector-*"))):
-            for folder in (collector_spool(directory), outbox_of(directory)):
+            for folder in (directory / SPOOL, directory / OUTBOX):
                 for name in sorted(os.listdir(folder)) if folder.exists() else ():
                     path = folder / name
                     if name.startswith(TEMPORARY) and is_stale(folder, name):
@@ -175,8 +178,7 @@ class Ingest:
                 (refused / f"{writer}-{name}").write_bytes(content)
                 log.warning("%s/%s/%s is no readable bundle (%s); it is kept in %s", OUT, writer, name, err, refused)
         _sync_all(batch)
-        new = {writer: int(name[:9]) + 1 for writer, name in part}
-        after = dict([*((w, n) for w, n in self._next.items() if w not in new), *new.items()][-_WRITERS:])
+        after = self._next | {writer: int(name[:9]) + 1 for writer, name in part}
         value = json.dumps({"next": after, "batch": self._batch + 1})
         replace_file(self._mark, lambda tmp: tmp.write_text(value, encoding="utf-8"))
         self._next, self._batch = after, self._batch + 1

@@ -19,7 +19,7 @@ from amago import __version__
 from amago.launch.bundles import Ingest
 from amago.launch.bus import BEATS, ORDERS, POLICY, Bus, own_directory
 from amago.launch.node import BEAT_SECONDS, STOP_SECONDS, TICK_SECONDS, Every, Node, Role, Task, end_all, run, say
-from amago.run.launched.protocol import NO_SPACE, OLD_POLICY, PAUSED, REPORTS, Assignment, launch_dir
+from amago.run.launched.protocol import LAUNCH, NO_SPACE, OLD_POLICY, PAUSED, REPORTS, Assignment
 
 GONE_SECONDS, LEASE_SECONDS = 60.0, 30.0
 """Time without a new beat after which a machine is reported as gone; time for which a launch leads a bus unless it prolongs it."""
@@ -33,13 +33,12 @@ class Leader:
 
     Attributes:
         nodes: signs of life of the machines that are there, by name.
-        news: sentences for the user.
         version: of the newest policy on the bus.
         pause: whether collectors shall wait.
     """
 
-    def __init__(self, bus: Bus, news: list[str]):
-        self.bus, self.news = bus, news
+    def __init__(self, bus: Bus):
+        self.bus = bus
         self.nodes: dict[str, dict[str, Any]] = {}
         self.version, self.pause = 0, False
         self._orders: dict[str, Any] = {}
@@ -88,17 +87,17 @@ class Leader:
             if beat["count"] != count:
                 since = now
                 if gone:
-                    self.news.append(f"{host} is back")
+                    say(f"{host} is back")
             silent = now - since
             if beat["ended"] or silent > 10 * GONE_SECONDS:
                 self.bus.delete(f"{BEATS}/{file}")
                 if beat["failure"]:
-                    self.news.append(f"{host} collects no more: {beat['failure']}")
+                    say(f"{host} collects no more: {beat['failure']}")
             elif silent <= GONE_SECONDS:
                 found[name] = beat
             elif not gone:
                 lost = "what it has collected arrives if it comes back with its disk"
-                self.news.append(f"{host} has given no sign for {GONE_SECONDS:.0f} s; {lost}")
+                say(f"{host} has given no sign for {GONE_SECONDS:.0f} s; {lost}")
             self._seen[name] = beat["count"], since, silent > GONE_SECONDS
         self.nodes = found
 
@@ -119,13 +118,12 @@ class Launcher:
             if value < least:
                 raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
         self.task, self.quiet, self.shared = task, quiet, bus is not None
-        self.news: list[str] = []
-        self.leader = None if bus is None else Leader(Bus(bus), self.news)
+        self.leader = None if bus is None else Leader(Bus(bus))
         if self.leader is not None:
             self.leader.check_lease()
-        self.node = Node(task, self.news)
+        self.node = Node(task)
         part = Assignment("learner", 0, task.collectors, str(self.node.control), limits)
-        self.learner = Role(part, self.node.command, self.news, learners, hang_timeout=task.hang_timeout)
+        self.learner = Role(part, self.node.command, learners, hang_timeout=task.hang_timeout)
         self._ingest: Ingest | None = None
         self._threads: list[Every] = []
         self._version = self._updates = 0
@@ -141,15 +139,14 @@ class Launcher:
         Returns:
             the exit code: the learner's; 128 + the number of the signal that stopped the launch; 1 if a process fails for good.
         """
-        code, learner = run(self.step, self.end, self.news), self.learner.code
+        code, learner = run(self.step, self.end), self.learner.code
         return code or (1 if learner is None else learner if learner >= 0 else 128 - learner)
 
     def step(self) -> bool:
         """Watch all processes once, pass the learner's wishes on, and show progress; False once the learner has ended."""
         learner, ends = self.learner, self.learner.beat.get("state") in ("finished", "stopped")
         if ends:  # it may still evaluate
-            for role in self.node.collectors:
-                role.send(signal.SIGTERM)
+            self.node.send(signal.SIGTERM)
             learner.read_beat()
         else:
             self._updates = max(self._updates, int(learner.beat.get("updates", 0)))
@@ -172,10 +169,10 @@ class Launcher:
 
     def _begin(self, run_dir: Path, save_to: str, policy: Path) -> None:
         """Begin to move files from the collectors to the learner's store."""
-        home, key = own_directory(launch_dir(run_dir), mend=True), sha256(str(run_dir).encode()).hexdigest()[:12]
+        home, key = own_directory(run_dir / LAUNCH, mend=True), sha256(str(run_dir).encode()).hexdigest()[:12]
         own = Bus(str(home / "bus"))
         self._ingest = Ingest(own, save_to, home / REPORTS, key)
-        leader = self.leader = self.leader or Leader(own, self.news)
+        leader = self.leader = self.leader or Leader(own)
         url, pace = leader.bus.url, 1.0 if self.shared else TICK_SECONDS
         if self.shared:
             self._ingest.pull()  # an earlier launch, without the shared bus, may have left files
@@ -195,7 +192,9 @@ class Launcher:
         if signals:
             say("stopping: collectors end, the learner saves")
         first = signal.SIGINT if signals and signals[0] == signal.SIGINT else signal.SIGTERM
-        end_all([self.learner, *self.node.collectors], STOP_SECONDS, first)
+        self.node.send(first)
+        self.learner.send(first)
+        end_all([self.learner, *self.node.collectors], STOP_SECONDS)
         self.node.end()
         for thread in self._threads:
             thread.end()

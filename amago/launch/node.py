@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 import zlib
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -74,16 +75,9 @@ def start_reaper(control: Path) -> subprocess.Popen[bytes]:
     )  # fmt: skip
 
 
-def run(step: Callable[[], bool], end: Callable[[str, list[int]], None], news: list[str]) -> int:
-    """Call ``step`` each `TICK_SECONDS` until it returns false or raises a `LaunchError`, or a signal arrives.
-
-    Args:
-        end: called then, with the error's text, if there is one, and with the signals so far.
-        news: sentences, which are shown.
-
-    Returns:
-        the exit code: 128 + the signal, 1 after a `LaunchError`, otherwise 0.
-    """
+def run(step: Callable[[], bool], end: Callable[[str, list[int]], None]) -> int:
+    """Call ``step`` each `TICK_SECONDS` until it returns false or raises a `LaunchError`, or a signal arrives; then ``end``, with the
+    error's text, if there is one, and the signals. Returns the exit code: 128 + the signal, 1 after a `LaunchError`, otherwise 0."""
     signals: list[int] = []
     for number in _SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it
@@ -91,8 +85,6 @@ def run(step: Callable[[], bool], end: Callable[[str, list[int]], None], news: l
     failure = ""
     try:
         while not signals and step():
-            while news:
-                say(news.pop(0))
             time.sleep(TICK_SECONDS)
     except LaunchError as err:
         failure = str(err)
@@ -112,20 +104,14 @@ class Role:
 
     Each process has a session of its own, so that Ctrl-C reaches the launcher alone. The first rank gives the signs of life.
 
-    Args:
-        news: receives sentences for the user.
-
     Attributes:
         processes: of the ranks; empty while there is none.
         beat: the newest sign of life; empty before the first.
         replaced: how often it was started again.
     """
 
-    def __init__(
-        self, assignment: Assignment, command: Sequence[str], news: list[str], ranks: int = 1, hang_timeout: float = STEP_SECONDS
-    ):  # fmt: skip
-        self.assignment, self.command, self.ranks = assignment, list(command), ranks
-        self.news, self.hang_timeout = news, hang_timeout
+    def __init__(self, assignment: Assignment, command: Sequence[str], ranks: int = 1, hang_timeout: float = STEP_SECONDS):
+        self.assignment, self.command, self.ranks, self.hang_timeout = assignment, list(command), ranks, hang_timeout
         self.name, self.learns = assignment.name, assignment.kind == "learner"
         self._first_log = None if self.learns else Path(assignment.control) / f"{self.name}.log"  # until its beat names another
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -222,8 +208,10 @@ class Role:
         self._reached = max(progress, self._reached)
         self.replaced += 1
         why = f"{'the learner' if self.learns else self.name} {why}"
-        log = Path(self.beat["log"]) if "log" in self.beat else self._first_log
-        tail = _end_of(log)
+        log, tail = Path(self.beat["log"]) if "log" in self.beat else self._first_log, ""  # None: the terminal has it
+        if log is not None and log.is_file():
+            with open(log, errors="replace") as lines:
+                tail = "".join(deque(lines, 15)).rstrip()
         if self.learns and not self.beat.get("resumes", self._failures > 1):
             raise LaunchError(
                 f"{why}. It is not started again, because the program would not go on from its last training state: give the "
@@ -235,30 +223,18 @@ class Role:
         pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (self._failures - 1))
         then = "starts again from its last training state" if self.learns else "is replaced"
         last = f": {tail.splitlines()[-1].strip()}" if tail else ""
-        self.news.append(f"{why}{last}; it {then} in {pause:.0f} s" + (f" (log: {log})" if log else ""))
+        say(f"{why}{last}; it {then} in {pause:.0f} s" + (f" (log: {log})" if log else ""))
         self._due = time.monotonic() + pause
         self.processes, self.beat = [], {}
 
 
-def end_all(roles: Sequence[Role], seconds: float, number: int | None = None) -> None:
-    """Let processes end, by a signal if one is given, and kill those that have not ended in time."""
-    if number is not None:
-        for role in roles:
-            role.send(number)
+def end_all(roles: Sequence[Role], seconds: float) -> None:
+    """Wait so long for processes to end, and kill those that have not."""
     until = time.monotonic() + seconds
     while any(role.runs for role in roles) and time.monotonic() < until:
         time.sleep(0.1)
     for role in roles:
         role.kill()
-
-
-def _end_of(log: Path | None, lines: int = 15) -> str:
-    """The last lines of a process's output; empty where that is on the terminal."""
-    if log is None or not log.is_file():
-        return ""
-    with open(log, "rb") as f:
-        f.seek(max(0, f.seek(0, os.SEEK_END) - 20_000))
-        return "\n".join(f.read().decode(errors="replace").splitlines()[-lines:])
 
 
 def _describe_exit(code: int) -> str:
@@ -325,13 +301,12 @@ class Node:
     Attributes:
         name: unique to this start.
         control: directory of the small files through which processes are led.
-        news: sentences for the user.
         orders: the newest ones; empty before there is a policy to act with.
         waiting: bytes that are not on the bus.
     """
 
-    def __init__(self, task: Task, news: list[str]):
-        self.task, self.news, self.waiting = task, news, 0
+    def __init__(self, task: Task):
+        self.task, self.waiting = task, 0
         self.name = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
         self.control = Path(tempfile.mkdtemp(prefix="amago-launch-"))
         self.command = [sys.executable, *task.program]
@@ -342,7 +317,7 @@ class Node:
         self._full, self._failure = False, ""
         key, count = zlib.crc32(self.name.encode()), task.collectors
         parts = (Assignment("collector", i, count, str(self.control), None, task.max_policy_lag, key) for i in range(count))
-        self.collectors = [Role(part, self.command, self.news, hang_timeout=task.hang_timeout) for part in parts]
+        self.collectors = [Role(part, self.command, hang_timeout=task.hang_timeout) for part in parts]
 
     def begin(self, bus: Bus, homes: Sequence[Path], policy: Path | None = None, seconds: float = 1.0) -> None:
         """Deliver to a bus, and follow its orders.
@@ -368,6 +343,11 @@ class Node:
         for role in self.collectors:
             role.watch(self.spool.delivered[role.name] if self.orders else 0)
 
+    def send(self, number: int) -> None:
+        """Send all collectors a signal."""
+        for role in self.collectors:
+            role.send(number)
+
     def report(self) -> dict[str, Any]:
         """The state of this machine: bytes that wait, processes replaced so far, and the newest sign of life of each collector."""
         replaced = sum(role.replaced for role in self.collectors)
@@ -376,12 +356,13 @@ class Node:
     def end(self, failure: str = "") -> None:
         """End all collectors, and deliver what they have written, if the bus can be reached."""
         self._failure = failure
-        end_all(self.collectors, STOP_SECONDS, signal.SIGTERM)
+        self.send(signal.SIGTERM)
+        end_all(self.collectors, STOP_SECONDS)
         for thread in self._threads:
             thread.end()
         if self._threads:
             try:
-                self.spool.pump(flush=True)
+                self.spool.pump(flush=True, seconds=60.0)
                 self._put_beat(ended=True)
             except Exception as err:
                 log.warning("the last files are not delivered, and wait in %s: %s", self.home, err)
@@ -420,9 +401,7 @@ class Node:
             if not (self._source or self._version):
                 return
             if (theirs := orders["amago"]) != __version__:
-                self.news.append(
-                    f"this is amago {__version__}, and the learner's is {theirs}: install the same version if it fails"
-                )
+                say(f"this is amago {__version__}, and the learner's is {theirs}: install the same version if it fails")
             state = self.bus.get_json(EXPLORATION)  # of another collector, with which those that have none begin
             for role in self.collectors if state else ():
                 path = own_directory(self.home / role.name) / STATE_FILE
@@ -442,17 +421,12 @@ class Node:
 
 
 def collect(task: Task, url: str, home: Path) -> int:
-    """Run collectors for the launch on a bus until it stops, or a signal arrives.
-
-    Args:
-        home: directory for files that are not delivered yet; each process takes a part of it.
-
-    Returns:
-        the exit code: 0, 128 + the signal, or 1 if collectors fail for good.
-    """
+    """Run collectors for the launch on a bus until it stops, or a signal arrives; returns the exit code as of `run`. Files that are not
+    delivered yet are in ``home``, of which each process takes a part."""
     bus = Bus(url)
     claimed = _claim(own_directory(own_directory(home) / sha256(url.encode()).hexdigest()[:16]))
-    node = Node(task, [f"{task.collectors} collectors wait for the launch at {url}"])
+    node = Node(task)
+    say(f"{task.collectors} collectors wait for the launch at {url}")
     node.begin(bus, [path for path, _ in claimed])
 
     def step() -> bool:
@@ -465,7 +439,7 @@ def collect(task: Task, url: str, home: Path) -> int:
         for _, lock in claimed:
             lock.release()
 
-    return run(step, end, node.news)
+    return run(step, end)
 
 
 def _claim(parent: Path) -> list[tuple[Path, RunLock]]:

@@ -15,7 +15,7 @@ import pytest
 from fault_helpers import count, environment, report, rng, say, small_disk
 
 from amago.run.checkpoint import load_weight_file
-from amago.run.launched.protocol import NO_SPACE, PAUSED, collector_spool
+from amago.run.launched.protocol import NO_SPACE, PAUSED, SPOOL
 from amago.store import TrajectoryStore
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "launch"))
@@ -63,20 +63,20 @@ def test_delivery_killed_while_files_arrive_and_are_deleted(tmp_path):
     store, directories = tmp_path / "buffer" / "fifo", [tmp_path / "a" / "collector-0", tmp_path / "b" / "collector-0"]
     written, stop = [], threading.Event()
     for d in directories:
-        collector_spool(d).mkdir(parents=True)
+        (d / SPOOL).mkdir(parents=True)
 
     def write():
         n = 0
         while not stop.is_set():
             for i, d in enumerate(directories):
                 name = f"w{i}-{n:012d}-n1.safetensors"
-                tmp = collector_spool(d) / f".tmp-x-{name}"
+                tmp = d / SPOOL / f".tmp-x-{name}"
                 tmp.write_bytes(content_of(name))
-                tmp.rename(collector_spool(d) / name)
+                tmp.rename(d / SPOOL / name)
                 written.append(name)
             n += 1
             time.sleep(0.002)
-            while len(os.listdir(collector_spool(directories[1]))) > 200 and not stop.is_set():  # the last to be delivered
+            while len(os.listdir(directories[1] / SPOOL)) > 200 and not stop.is_set():  # the last to be delivered
                 time.sleep(0.01)
 
     def start():
@@ -144,7 +144,7 @@ def test_collectors_killed_at_random_moments(tmp_path):
 
 def all_arrived_once(run, whole=True):
     """The store is sound, nothing is left in the spools, no file came twice; with ``whole``, every rollout that ended is there."""
-    left = [p for d in (run.run_dir / "launch").glob("collector-*") for p in collector_spool(d).glob("*.safetensors")]
+    left = [p for d in (run.run_dir / "launch").glob("collector-*") for p in (d / SPOOL).glob("*.safetensors")]
     assert left == []
     store = TrajectoryStore(run.run_dir / "buffer", edit=False)
     store.refresh()

@@ -8,10 +8,10 @@ from pathlib import Path
 from amago.launch.bundles import Spool
 from amago.launch.bus import Bus, own_directory
 from amago.launch.node import Every
-from amago.run.launched.protocol import collector_spool
+from amago.run.launched.protocol import SPOOL
 
 url, home, count, size = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-folder = collector_spool(own_directory(home) / "collector-0")
+folder = own_directory(home) / "collector-0" / SPOOL
 folder.mkdir(parents=True, exist_ok=True)
 spool = Spool(Bus(url), [home], f"{home.name}-{os.getpid()}-{os.urandom(4).hex()}")
 thread = Every(spool.pump, 0.25, "delivery")

@@ -12,7 +12,7 @@ import stores
 
 from amago.launch.bundles import Ingest, Spool
 from amago.launch.bus import Bus
-from amago.run.launched.protocol import collector_spool, outbox_of
+from amago.run.launched.protocol import OUTBOX, SPOOL
 
 
 @pytest.fixture(params=["directory", "memory", "s3", "sftp"])
@@ -35,7 +35,7 @@ class Node:
         self.home, self.bus, self.starts = root / name, bus, 0
         self.home.mkdir(mode=0o700)
         self.collector = self.home / "collector-0"
-        for folder in (collector_spool(self.collector), outbox_of(self.collector)):
+        for folder in (self.collector / SPOOL, self.collector / OUTBOX):
             folder.mkdir(parents=True)
         self.start()
 
@@ -44,11 +44,11 @@ class Node:
         self.spool = Spool(self.bus, [self.home], f"{self.home.name}-{self.starts}")
 
     def write(self, name, content=b"x"):
-        (collector_spool(self.collector) / f"{name}-n2.safetensors").write_bytes(content)
+        (self.collector / SPOOL / f"{name}-n2.safetensors").write_bytes(content)
 
     @property
     def spooled(self):
-        return sorted(os.listdir(collector_spool(self.collector)))
+        return sorted(os.listdir(self.collector / SPOOL))
 
 
 class Learner:
@@ -73,7 +73,7 @@ def bundles(bus):
 def test_files_arrive_in_numbered_bundles_and_reports_beside_them(tmp_path, bus):
     node, learner = Node(tmp_path, bus), Learner(tmp_path, bus)
     node.write("a", b"1")
-    (outbox_of(node.collector) / "r.json").write_text("{}")
+    (node.collector / OUTBOX / "r.json").write_text("{}")
     node.spool.pump(flush=True)
     node.write("b", b"2")
     node.spool.pump(flush=True)
@@ -188,7 +188,7 @@ def test_two_runs_share_a_store(tmp_path):
 
 def test_an_unreadable_file_does_not_stop_the_others(tmp_path, bus, caplog):
     node, learner = Node(tmp_path, bus), Learner(tmp_path, bus)
-    (collector_spool(node.collector) / "a-n2.safetensors").mkdir()
+    (node.collector / SPOOL / "a-n2.safetensors").mkdir()
     node.write("b")
     node.spool.pump(flush=True)
     learner.ingest.pull()

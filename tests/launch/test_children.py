@@ -15,7 +15,7 @@ from amago.run.launched.protocol import Assignment
 
 start_reaper(Path(sys.argv[1]))
 parts = [Assignment("collector", i, 2, sys.argv[1]) for i in (0, 1)]
-roles = [Role(part, ["sh", "-c", "setsid sleep 1000 & wait"], []) for part in parts]
+roles = [Role(part, ["sh", "-c", "setsid sleep 1000 & wait"]) for part in parts]
 for role in roles:
     role.start()
 roles[0].kill()

@@ -22,9 +22,12 @@ PAUSED, OLD_POLICY, NO_SPACE = "paused", "waiting for a newer policy", "waiting 
 """Reasons for a collector's wait."""
 SHORT, LONG = "short", "long"
 """Time until a learner's next beat: while it trains or waits; while it prepares, saves or runs callbacks."""
-ORDERS, STATE_FILE, STAGING, REPORTS = "orders.json", "exploration.json", ".arriving", "reports"
-"""Files with the orders to a machine's collectors, and the exploration schedules that a collector's successor goes on with; directories,
-beside a store's, of files that are not in it yet, and, in a launch's, of reports that the learner has not read yet."""
+ORDERS, STATE_FILE, SPOOL, OUTBOX = "orders.json", "exploration.json", Path("spool", "buffer", "fifo"), "outbox"
+"""Files with the orders to a machine's collectors, and the exploration schedules that a collector's successor goes on with; directories of
+trajectories and of reports in a collector's."""
+LAUNCH, REPORTS, STAGING = "launch", "reports", ".arriving"
+"""Directories of launches in a run's, with what a later launch needs; in it, of reports that the learner has not read yet; beside a store's,
+of files that are not in it yet."""
 
 
 @dataclass(frozen=True)
@@ -67,21 +70,6 @@ class Assignment:
     def beat_file(self) -> Path:
         """The file with its newest sign of life."""
         return Path(self.control) / f"{self.name}.json"
-
-
-def launch_dir(run_dir: Path) -> Path:
-    """The directory of a run in which its launches keep the files that a later launch needs."""
-    return run_dir / "launch"
-
-
-def collector_spool(directory: Path) -> Path:
-    """The directory into which a collector with this directory writes trajectories."""
-    return directory / "spool" / "buffer" / "fifo"
-
-
-def outbox_of(directory: Path) -> Path:
-    """The directory into which a collector with this directory writes reports."""
-    return directory / "outbox"
 
 
 def write_small(path: Path, value: Mapping[str, Any]) -> None:

@@ -26,7 +26,7 @@ from amago.run.evaluate import mean_length, merge_values, outcomes, summarise
 from amago.run.group import TIMEOUT, Signals, Stopped, ranks_on_cpus
 from amago.run.launched import protocol
 from amago.run.launched.limits import UpdateLimits
-from amago.run.launched.protocol import LONG, REPORTS, SHORT, STATE_FILE, Assignment, launch_dir, outbox_of, read_small
+from amago.run.launched.protocol import LAUNCH, LONG, OUTBOX, REPORTS, SHORT, STATE_FILE, Assignment, read_small
 from amago.run.settings import ExperimentSettings, SettingsError
 from amago.run.state import load_pool_state
 from amago.store.files import is_full
@@ -60,16 +60,14 @@ class LaunchedRun(Run, Protocol):
 
 
 class Launched(Callback):
-    """Base of the two roles. ``process_key`` distinguishes the random streams of this process from other processes' streams."""
+    """Base of the two roles, each of which changes the settings by ``apply``, before anything is built. ``process_key`` distinguishes the
+    random streams of this process from other processes' streams."""
 
     process_key: tuple[int, ...] = ()
 
     def __init__(self, assignment: Assignment):
         self.assignment = assignment
         self.begun = False
-
-    def apply(self, settings: ExperimentSettings) -> None:
-        """Change the settings of an experiment of which nothing is built."""
 
     def begin(self, experiment: LaunchedRun) -> None:
         """Begin, with the first epoch: everything is built then."""
@@ -124,7 +122,7 @@ class Learner(Launched):
             raise ValueError(f"{kind} {name!r} takes no new trajectories, so collectors have nowhere to deliver")
         if not self._main:
             return
-        (launch_dir(experiment.run_dir) / REPORTS).mkdir(parents=True, exist_ok=True)
+        (experiment.run_dir / LAUNCH / REPORTS).mkdir(parents=True, exist_ok=True)
         experiment.write_latest_policy()  # collectors shall not act with their initial weights
         places = {"run_dir": experiment.run_dir, "save_to": target, "policy": experiment.checkpoints.latest.parent}
         self._places = {name: os.path.abspath(p) for name, p in places.items()}  # with them, collectors may begin
@@ -209,7 +207,7 @@ class Learner(Launched):
             return
         self._next_row = time.monotonic() + ROW_SECONDS
         reports = []
-        for path in sorted((launch_dir(experiment.run_dir) / REPORTS).glob("*.json")):
+        for path in sorted((experiment.run_dir / LAUNCH / REPORTS).glob("*.json")):
             if (report := read_small(path)) is not None:
                 reports.append(report)
             with contextlib.suppress(OSError):
@@ -286,7 +284,7 @@ class Collector(Launched):
             self._write_beat()
             time.sleep(0.1)
         self._directory = Path(orders["collectors"]) / part.name
-        outbox_of(self._directory).mkdir(parents=True, exist_ok=True)
+        (self._directory / OUTBOX).mkdir(parents=True, exist_ok=True)
         self.process_key = 1 + part.index, self._start, part.node  # one that replaces another draws other random numbers
         with open(self._directory / "log.txt", "ab") as out:
             for number, stream in ((1, sys.stdout), (2, sys.stderr)):
@@ -411,7 +409,7 @@ class Collector(Launched):
         }  # fmt: skip
         self._waited = 0.0
         self._reports += 1
-        files = {outbox_of(self._directory) / f"{part.name}-{part.node:08x}-{self._start}-{self._reports:09d}.json": content}
+        files = {self._directory / OUTBOX / f"{part.name}-{part.node:08x}-{self._start}-{self._reports:09d}.json": content}
         if section == "rollout":
             pool = experiment.train_envs.pool.state_dict()
             files[self._directory / STATE_FILE] = {"pool": pool, "exploration": str(experiment.exploration_wrapper_type)}
