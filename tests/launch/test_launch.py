@@ -62,23 +62,31 @@ def test_a_second_launch_of_a_name_is_refused_and_ctrl_c_ends_all_with_a_complet
     assert steps == sorted(steps), "the count of environment steps goes on"
 
 
-def test_collectors_pause_while_the_learner_is_behind_until_it_has_caught_up(launch, tmp_path):
+def test_by_default_each_side_waits_at_half_and_at_twice_the_script_s_own_ratio(launch, tmp_path):
     (tmp_path / "update-slowly").touch()  # an update a second: any collector makes more than 5 steps in that time
-    run = launch("--updates-per-step", "0.2:0.3", collectors=1, epochs=FOREVER, train_batches_per_epoch=2)
+    own = {"train_batches_per_epoch": 8, "train_timesteps_per_epoch": 10}  # 8 updates for 20 steps of two actors
+    run = launch(collectors=1, epochs=FOREVER, **own)
 
     def values(name):
         return [row["values"][name] for row in run.rows("buffer") if name in row["values"]]
 
-    run.until(lambda: max(values("Collectors Paused (s)"), default=0) > 0)
-    behind = len(values("Updates per Environment Step"))
+    run.until(lambda: run.beat("collector-0").get("paused") == "paused" and run.beat("learner").get("pause"))
+    assert run.beat("learner")["updates"] <= 0.2 * run.beat("learner")["steps"] + 1
+    (tmp_path / "hold-phase").touch()  # no more steps: the learner goes on until it has twice the ratio
     (tmp_path / "update-slowly").unlink()
-    # A pause ends when less than one update is missing, and there is a row after each second update: with the steps of a few pauses,
-    # one of them is near 0.2, whoever is faster.
-    run.until(lambda: max(values("Updates per Environment Step")[behind:], default=0) >= 0.19)
+
+    def waits():
+        beat = run.beat("learner")
+        return beat.get("state") == "waiting" and beat["updates"] > 0.8 * beat["steps"] - 1
+
+    run.until(waits)
+    (tmp_path / "hold-phase").unlink()
+    run.until(lambda: max(values("Learner Waited (s)")) > 0 and max(values("Updates per Environment Step")) > 0.4)
     assert run.children.keys() == {"learner", "collector-0"}, "nobody was replaced for pausing"
     stop(run)
     assert "replaced" not in run.output
-    assert max(values("Updates per Environment Step")) <= 0.3
+    assert max(values("Collectors Paused (s)")) > 0
+    assert max(values("Updates per Environment Step")) <= 0.8
 
 
 def test_a_mistake_in_the_script_ends_the_launch_with_its_message(launch, tmp_path):
