@@ -13,9 +13,11 @@ import math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from amago.launch.bundles import BUNDLE_BYTES
+from amago.launch.bundles import BUNDLE_BYTES, BUNDLE_SECONDS, LOCAL_SECONDS
 from amago.run.launched.roles import LOOK_SECONDS, LOOKS_SHARE
 
+PUMP_SECONDS = 0.25
+"""Between two looks of a node at its collectors' files."""
 MEASURED = Path(__file__).parent / "cluster_measured.json"
 """The constants that docs/scaling.md shows."""
 
@@ -106,7 +108,6 @@ class Cluster:
         learners: ranks.
         nodes: machines with collectors beside that of the learner; 0: all are on its machine, and files are moved.
         network: bytes a second between the learner's machine and all others together.
-        pump: seconds between two deliveries of a node.
         jitter: coefficient of variation of the time of an update and of a step, below 0.5.
     """
 
@@ -127,20 +128,29 @@ class Cluster:
     learners: int = 1
     nodes: int = 0
     network: float = 1.25e9
-    pump: float = 0.1
     jitter: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("collectors", "actors", "phase", "horizon", "epoch", "batch", "learners"):
             if not getattr(self, name) >= 1:
                 raise ValueError(f"{name} of a Cluster must be at least 1, got {getattr(self, name)}")
-        for name in ("step", "update", "most", "network", "pump"):
+        for name in ("step", "update", "most", "network"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} of a Cluster must be above 0, got {getattr(self, name)}")
         if not 0 <= self.jitter < 0.5:
             raise ValueError(f"jitter must be in [0, 0.5), got {self.jitter}")
         if self.least > self.most:
             raise ValueError(f"least is {self.least:g}, above most, {self.most:g}")
+
+
+def bundle_seconds(c: Cluster) -> float:
+    """Longest time for which a finished file waits for others of its bundle."""
+    return BUNDLE_SECONDS if c.nodes else LOCAL_SECONDS
+
+
+def bus_seconds(c: Cluster) -> float:
+    """Seconds between two looks of a node at its orders, and of the ingest at the bus."""
+    return 1.0 if c.nodes else 0.1
 
 
 # ---- costs of single events --------------------------------------------------------------------------------------------------
@@ -232,7 +242,13 @@ def in_flight(c: Cluster, k: Constants, files: float = 0.0) -> float:
     look = look_seconds(k, files, 0.0)
     deaf = update_seconds(c, k) + publish_seconds(c, k) + k.epoch + 2 * look + look_period(look)
     size = file_steps(c) * c.step_bytes + c.file_bytes
-    deliver = c.pump + c.collectors * ingest_seconds(c, k, 1, size) + (c.collectors * size / c.network if c.nodes else 0.0)
+    deliver = (
+        bundle_seconds(c)
+        + PUMP_SECONDS
+        + 2 * bus_seconds(c)
+        + c.collectors * ingest_seconds(c, k, 1, size)
+        + (c.collectors * size / c.network if c.nodes else 0.0)
+    )
     weights = load_seconds(c, k) + (c.nodes * c.weights / c.network)
     late = (1 + 2 * c.jitter) * (deaf + 2 * deliver + weights + k.phase + 2 * LOOK_SECONDS) / c.step + 2
     return c.collectors * c.actors * (c.phase + c.horizon + late)

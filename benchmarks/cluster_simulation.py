@@ -58,10 +58,11 @@ class Sample:
 
 @dataclass
 class File:
-    """Finished rollouts on their way."""
+    """Finished rollouts on their way, since a time."""
 
     steps: int
     size: float
+    since: float
 
 
 @dataclass
@@ -188,6 +189,7 @@ class Simulation:
             self._at(start, self._begin_phase, collector)
         for node in self.nodes:
             self._at(0.0, self._pump, node)
+            self._at(0.0, self._follow, node)
         self._at(0.0, self._decide)
         self._at(sample, self._take_sample)
 
@@ -247,35 +249,39 @@ class Simulation:
         if finished > collector.given:
             steps = (finished - collector.given) * c.actors
             collector.given = finished
-            collector.node.spool.append(File(steps, steps * c.step_bytes + c.file_bytes))
+            collector.node.spool.append(File(steps, steps * c.step_bytes + c.file_bytes, self.now))
         self._begin_phase(collector)
 
     # ---- a node and the ingest -------------------------------------------------------------------------------------------
 
     def _pump(self, node: Node) -> None:
-        """Deliver what is in the spool, in bundles; then hear what the learner wants."""
-        self._send(node, len(node.spool))
-
-    def _send(self, node: Node, files: int) -> None:
-        """Deliver so many files, the next bundle first."""
+        """Deliver the bundles that are full, and files that have waited long enough; one bundle after another."""
         bundle, size = [], 0.0
-        while files and (not bundle or size + node.spool[0].size <= BUNDLE_BYTES):
+        while node.spool and (not bundle or size + node.spool[0].size <= BUNDLE_BYTES):
             bundle.append(node.spool.popleft())
             size += bundle[-1].size
-            files -= 1
-        if bundle:
+        due = bundle and self.now - bundle[0].since >= cm.bundle_seconds(self.cluster)
+        if node.spool or size >= BUNDLE_BYTES or due:
             here = self._transfer(size) if self.cluster.nodes else self.now
-            done = max(here, self._ingest_free) + cm.ingest_seconds(self.cluster, self.constants, len(bundle), size)
+            seen = math.ceil(here / cm.bus_seconds(self.cluster)) * cm.bus_seconds(self.cluster)  # the ingest's next look
+            done = max(seen, self._ingest_free) + cm.ingest_seconds(self.cluster, self.constants, len(bundle), size)
             self._ingest_free = done
             self._sent += sum(file.steps for file in bundle)
-            self._at(done, self._deliver, node, bundle, files)
-            return
-        node.pause = self._pause
-        if self.cluster.nodes and node.version != self.version:
-            self._at(self._transfer(self.cluster.weights), self._receive_weights, node, self.version)
-            self.weight_bytes += self.cluster.weights
+            self._at(done, self._deliver, bundle)
+            self._at(here, self._pump, node)
         else:
-            self._at(self.now + self.cluster.pump, self._pump, node)
+            node.spool.extendleft(reversed(bundle))
+            self._at(self.now + cm.PUMP_SECONDS, self._pump, node)
+
+    def _follow(self, node: Node) -> None:
+        """A node hears what the learner wants, and fetches the newest weights."""
+        node.pause = self._pause
+        ready = self.now
+        if self.cluster.nodes and node.version != self.version:
+            self.weight_bytes += self.cluster.weights
+            ready = self._transfer(self.cluster.weights)
+            self._at(ready, self._receive_weights, node, self.version)
+        self._at(ready + cm.bus_seconds(self.cluster), self._follow, node)
 
     def _transfer(self, size: float) -> float:
         """When so many bytes have passed the network of the learner's machine, which carries one thing after another."""
@@ -284,13 +290,11 @@ class Simulation:
 
     def _receive_weights(self, node: Node, version: int) -> None:
         node.version = version
-        self._at(self.now + self.cluster.pump, self._pump, node)
 
-    def _deliver(self, node: Node, bundle: list[File], left: int) -> None:
+    def _deliver(self, bundle: list[File]) -> None:
         self._arrived += bundle
         self._sent -= sum(file.steps for file in bundle)
         self.arrived_bytes += sum(file.size for file in bundle)
-        self._send(node, left)
 
     # ---- the learner -----------------------------------------------------------------------------------------------------
 

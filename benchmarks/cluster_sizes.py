@@ -22,7 +22,6 @@ from benchmarks.cluster_simulation import Result, simulate
 POLICY = 0.0038
 """Seconds of the policy's step for 16 actors: docs/performance.md, a Transformer of width 256 with 3 layers."""
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "cluster.png"
-NODE_PUMP = 0.2
 SIMULATED = 300.0
 
 
@@ -57,9 +56,9 @@ def typical() -> dict[str, list[Cluster]]:
 
     return {
         "a workstation, 16 cores, one GPU": of((2, 7, 14), least=0.005, most=0.02),
-        "4 machines of 64 cores, one GPU": of((16, 64, 252), least=0.0005, most=0.002, nodes=4, pump=NODE_PUMP),
-        "Slurm, 16 machines, 1,000 cores, 8 GPUs": of((64, 250, 1000), least=0.0001, most=0.0005, nodes=16, pump=NODE_PUMP, learners=8),
-        "the same with pictures, 64x64x3": of((64, 250, 1000), least=0.0001, most=0.0005, nodes=16, pump=NODE_PUMP, learners=8, step_bytes=12_300.0),
+        "4 machines of 64 cores, one GPU": of((16, 64, 252), least=0.0005, most=0.002, nodes=4),
+        "Slurm, 16 machines, 1,000 cores, 8 GPUs": of((64, 250, 1000), least=0.0001, most=0.0005, nodes=16, learners=8),
+        "the same with pictures, 64x64x3": of((64, 250, 1000), least=0.0001, most=0.0005, nodes=16, learners=8, step_bytes=12_300.0),
     }  # fmt: skip
 
 
@@ -153,7 +152,6 @@ def one(options: Namespace, constants: Constants) -> None:
     cluster = machine(
         options.update, options.env_ms / 1000, options.actors, collectors=options.collectors, nodes=options.nodes,
         learners=options.learners, phase=options.phase, least=options.limits.least, most=options.limits.most,
-        pump=NODE_PUMP if options.nodes else 0.1,
     )  # fmt: skip
     expected = predict(cluster, constants, options.files)
     print(

@@ -139,7 +139,7 @@ class Launcher:
         Returns:
             the exit code: the learner's; 128 + the number of the signal that stopped the launch; 1 if a process fails for good.
         """
-        code, learner = run(self.step, self.end), self.learner.code
+        code, learner = run(self.node.control, self.step, self.end), self.learner.code
         return code or (1 if learner is None else learner if learner >= 0 else 128 - learner)
 
     def step(self) -> bool:

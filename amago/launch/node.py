@@ -75,10 +75,12 @@ def start_reaper(control: Path) -> subprocess.Popen[bytes]:
     )  # fmt: skip
 
 
-def run(step: Callable[[], bool], end: Callable[[str, list[int]], None]) -> int:
+def run(control: Path, step: Callable[[], bool], end: Callable[[str, list[int]], None]) -> int:
     """Call ``step`` each `TICK_SECONDS` until it returns false or raises a `LaunchError`, or a signal arrives; then ``end``, with the
-    error's text, if there is one, and the signals. Returns the exit code: 128 + the signal, 1 after a `LaunchError`, otherwise 0."""
+    error's text, if there is one, and the signals. Nothing with ``control`` in its environment is left, however this process ends.
+    Returns the exit code: 128 + the signal, 1 after a `LaunchError`, otherwise 0."""
     signals: list[int] = []
+    reaper = start_reaper(control)
     for number in _SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it
             signal.signal(number, lambda number, _: signals.append(number))
@@ -91,6 +93,9 @@ def run(step: Callable[[], bool], end: Callable[[str, list[int]], None]) -> int:
         say(failure)
     finally:
         end(failure, signals)
+        reaper.kill()
+        reaper.communicate()
+        shutil.rmtree(control, ignore_errors=True)
     return 128 + signals[0] if signals else int(bool(failure))
 
 
@@ -311,7 +316,6 @@ class Node:
         self.control = Path(tempfile.mkdtemp(prefix="amago-launch-"))
         self.command = [sys.executable, *task.program]
         self.orders: dict[str, Any] = {}
-        self._reaper = start_reaper(self.control)
         self._threads: list[Every] = []
         self._version = self._count = 0  # of the policy on this machine's disk; of beats
         self._full, self._failure = False, ""
@@ -366,9 +370,6 @@ class Node:
                 self._put_beat(ended=True)
             except Exception as err:
                 log.warning("the last files are not delivered, and wait in %s: %s", self.home, err)
-        self._reaper.kill()
-        self._reaper.communicate()
-        shutil.rmtree(self.control, ignore_errors=True)
 
     def _count_waiting(self) -> None:
         self.waiting, most = self.spool.waiting, self.task.max_undelivered
@@ -439,7 +440,7 @@ def collect(task: Task, url: str, home: Path) -> int:
         for _, lock in claimed:
             lock.release()
 
-    return run(step, end)
+    return run(node.control, step, end)
 
 
 def _claim(parent: Path) -> list[tuple[Path, RunLock]]:

@@ -79,4 +79,6 @@ def test_the_closed_form_agrees_in_the_long_run(regime, nodes, constants):
     assert found.ratio == pytest.approx(expected.ratio, rel=0.05)
     assert found.learner["waiting"] == pytest.approx(expected.learner_waits, abs=0.05)
     assert found.collectors["paused"] == pytest.approx(expected.collectors_pause, abs=0.05)
-    assert found.lag_versions == pytest.approx(expected.lag_versions, rel=0.2, abs=0.5)
+    # what goes over a bus arrives in lumps, after which all collectors pause together, with old policies
+    lumps = (cm.bundle_seconds(cluster) + 2 * cm.bus_seconds(cluster)) * found.updates / cluster.epoch if nodes else 0.0
+    assert found.lag_versions == pytest.approx(expected.lag_versions, rel=0.2, abs=0.5 + lumps)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 
 from launching import Launch, assert_gone, stop
 
@@ -14,7 +15,7 @@ def collects(root):
     found = []
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         try:
-            words = open(f"/proc/{pid}/cmdline").read().split("\0")
+            words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
         except OSError:
             continue
         if "collect" in words and f"--bus={root / 'bus'}" in words:
