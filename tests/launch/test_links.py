@@ -1,4 +1,4 @@
-"""Delivery over ssh between three hosts, which are network namespaces, whose links are cut, slow and lossy, and whose processes are killed."""
+"""Delivery, and a launch, over ssh between three hosts, which are network namespaces: their links are cut, slow and lossy, their processes killed."""
 
 import contextlib
 import os
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import stores
 import tiny
+from launching import Launch, stop
 
 from amago.launch.bundles import Ingest
 from amago.launch.bus import Bus
@@ -136,4 +137,75 @@ def test_every_file_that_a_node_has_made_arrives_once(hosts, tmp_path, fault, ca
         for process in nodes.values():
             process.kill()
             process.wait()
+        server.end()
+
+
+@pytest.mark.timeout(3000)
+@pytest.mark.skipif(not LONG, reason="long")
+def test_a_launch_outlives_a_cut_link_and_a_machine_and_takes_one_that_comes_late(hosts, tmp_path, monkeypatch, capsys):
+    """The learner on the first host; one collector behind a link that is cut for a minute, one whose machine is gone, and one that is late."""
+    addresses = [f"10.77.{i}.1" for i in range(1, NODES + 1)]
+    (tmp_path / "ssh").mkdir()
+    server = stores.SecureShell(tmp_path / "ssh", addresses, before=["ip", "netns", "exec", hosts[0]])
+    monkeypatch.setenv("HOME", str(server.home))
+    fields = {"epochs": 100_000, "train_batches_per_epoch": 2, "ckpt_interval": 100_000, "resume": "auto"}
+    bus, started = server.root / "bus", []
+
+    def start(name, host, *options, **more):
+        (tmp_path / name).mkdir()
+        started.append(Launch(tmp_path / name, *options, before=["ip", "netns", "exec", hosts[host]], **fields | more))
+        return started[-1]
+
+    def collect(name, host):
+        directory = "--node-dir", str(tmp_path / name / "node")
+        return start(name, host, "--bus", server.url(addresses[host - 1]), *directory, command="collect", collectors=1)
+
+    def made(name):
+        """Rollouts of its finished phases."""
+        found = [tiny.rows(p.parent, "rollout") for p in (tmp_path / name).glob("node/*/*/collector-0/metrics.jsonl")]
+        return int(sum(row["values"].get("Number of Rollouts", 0) for rows in found for row in rows))
+
+    def waiting(name, since=float("inf")):
+        """Files that are not delivered, and were written before a time."""
+        places = ("spool/buffer/fifo/*.safetensors", "outbox/*.json")
+        found = [p for place in places for p in (tmp_path / name).glob(f"node/*/*/collector-0/{place}")]
+        found += (tmp_path / name).glob("node/*/*/bundles/*/*/*")
+        with contextlib.suppress(FileNotFoundError):
+            return [p for p in found if p.stat().st_mtime < since]
+        return [tmp_path]
+
+    try:
+        run = start("run", 0, "--bus", str(bus), "--updates-per-step", ":", collectors=0)
+        cut, gone = collect("cut", 1), collect("gone", 2)
+        run.until(lambda: made("cut") and made("gone") and run.arrived[0] > 10 and len(run.rows("train")) > 2)
+        command(f"ip -n {hosts[1]} link set uplink down")
+        for pid in (gone.process.pid, *gone.children.values()):
+            os.kill(pid, 9)
+        before, ends = made("cut"), time.monotonic() + 60
+        run.until(lambda: time.monotonic() > ends and made("cut") > before)
+        waited = len(waiting("cut"))
+        command(f"ip -n {hosts[1]} link set uplink up")
+        healed, since = time.monotonic(), time.time()
+        late = collect("late", 2)
+        run.until(lambda: not waiting("cut", since))
+        recovery, late_since = time.monotonic() - healed, time.time()
+        run.until(lambda: made("late") and not waiting("late", late_since))
+        stop(run)
+        assert [cut.wait(), late.wait()] == [0, 0], "they end with the launch"
+        rollouts, files = run.arrived
+        left = [p for p in waiting("gone") if p.suffix == ".safetensors"]
+        names = [*files, *(p.name for p in left)]
+        assert waiting("cut") == waiting("late") == list(bus.glob("out/*/*")) == []
+        assert len(names) == len(set(names)), "twice"
+        counts = {name: made(name) for name in ("cut", "gone", "late")}
+        on_disk = sum(int(p.name.rpartition("-n")[2].partition(".")[0]) for p in left)
+        assert rollouts + on_disk >= sum(counts.values()), "each finished phase is there"
+        with capsys.disabled():
+            print(
+                f"\nmade in finished phases {counts}; {rollouts} delivered, {on_disk} on the disk that is away, 0 twice; {waited} files waited "
+                f"behind the cut link, and were there {recovery:.0f} s after it; {len(run.rows('train'))} epochs"
+            )
+    finally:
+        for each in reversed(started):
+            each.end()
         server.end()
