@@ -52,6 +52,7 @@ class Cluster:
     def end(self):
         self.process.stdin.close()
         self.process.wait(600)
+        self.process.stdout.close()
         self._log.close()
 
 
