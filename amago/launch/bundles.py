@@ -52,7 +52,7 @@ class Spool:
         self._next = 0
         for path in (p for home in homes for p in home.glob("bundles/*/.*")):  # on the bus
             shutil.rmtree(path)
-        left = sorted(p for home in homes for p in home.glob("bundles/*/[0-9]*"))  # by earlier starts
+        left = sorted(p for home in homes for p in home.glob("bundles/*/[0-9]*") if p.is_dir())  # by earlier starts
         self._bundles = {path: sum(p.stat().st_size for p in path.iterdir()) for path in left}
 
     def pump(self, flush: bool = False, seconds: float = 1.0) -> None:

@@ -187,10 +187,10 @@ class Pretended:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("way", ["injected", "tmpfs"])
 def test_a_collector_whose_disk_is_full_waits_and_loses_nothing(tmp_path, way):
-    wanted, directory, options = count(1, 5), tmp_path / "run" / "launch" / "collector-0", {"program": FULL_SPOOL}
+    wanted, directory, options = count(1, 5), tmp_path / "run" / "launch", {"program": FULL_SPOOL}
     if way == "tmpfs":
         directory.mkdir(parents=True)
-        options = {"before": small_disk(directory, "4m"), "env_mode": "async"}
+        options = {"before": small_disk(directory, "8m"), "env_mode": "async"}
         if not options["before"]:
             pytest.skip("this machine does not let a test mount a small file system")
     run, done = Launch(tmp_path, collectors=1, epochs=FOREVER, train_batches_per_epoch=2, **options), 0
