@@ -181,6 +181,7 @@ def test_a_launch_outlives_a_cut_link_and_a_machine_and_takes_one_that_comes_lat
         command(f"ip -n {hosts[1]} link set uplink down")
         for pid in (gone.process.pid, *gone.children.values()):
             os.kill(pid, 9)
+        gone.process.communicate()
         before, ends = made("cut"), time.monotonic() + 60
         run.until(lambda: time.monotonic() > ends and made("cut") > before)
         waited = len(waiting("cut"))
