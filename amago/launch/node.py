@@ -215,7 +215,7 @@ class Role:
         why = f"{'the learner' if self.learns else self.name} {why}"
         log, tail = Path(self.beat["log"]) if "log" in self.beat else self._first_log, ""  # None: the terminal has it
         if log is not None and log.is_file():
-            with open(log, errors="replace") as lines:
+            with open(log, encoding="utf-8", errors="replace") as lines:
                 tail = "".join(deque(lines, 15)).rstrip()
         if self.learns and not self.beat.get("resumes", self._failures > 1):
             raise LaunchError(
