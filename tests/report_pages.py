@@ -4,7 +4,7 @@ import http.client
 import json
 import re
 import threading
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from amago.report.page import WatchServer
 
@@ -54,13 +54,10 @@ def serving(*roots, token=None, host="127.0.0.1"):
     thread.start()
 
     def ask(path, method="GET", **headers):
-        connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=250)
-        try:
+        with closing(http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=250)) as connection:
             connection.request(method, path, headers={k.replace("_", "-"): v for k, v in headers.items()})
             answer = connection.getresponse()
             return answer.status, dict(answer.getheaders()), answer.read().decode()
-        finally:
-            connection.close()
 
     ask.server = server
     ask.url = f"http://127.0.0.1:{server.server_address[1]}/"

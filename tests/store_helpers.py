@@ -90,8 +90,7 @@ def assert_same(a: StoredTraj, b: StoredTraj) -> None:
     pairs = [(a.obs[k], b.obs[k]) for k in a.obs] + [(getattr(a, f), getattr(b, f)) for f in ("actions", "rews", "dones")]
     for x, y in [*pairs, (np.float32(a.prev_reward), np.float32(b.prev_reward)), (a.prev_action, b.prev_action)]:
         x, y = np.asarray(x), np.asarray(y)
-        assert x.dtype == y.dtype
-        assert x.shape == y.shape
+        assert (x.dtype, x.shape) == (y.dtype, y.shape)
         assert x.tobytes() == y.tobytes()  # NaN and -0.0 count too
     assert (a.start_time, a.env_name) == (b.start_time, b.env_name)
 

@@ -163,7 +163,6 @@ def test_what_an_earlier_experiment_left_is_said_until_it_is_reset(tmp_path, cap
     assert second.policy.tau == 0.003
     recorded = json.loads((second.run_dir / "settings.json").read_text())["parameters"]
     assert (recorded["amago.agent.Agent.tau"], recorded["amago.agent.Agent.gamma"]) == (0.003, 0.8)
-    second.close()
 
 
 @pytest.mark.parametrize("wrong", [{"Agent.tauu": 1}, {"Nobody.tau": 1}])

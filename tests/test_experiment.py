@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import re
 import warnings
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -33,8 +34,7 @@ def test_every_sequence_model_learns_in_every_action_space(tmp_path, make_env, t
     )
     before = tiny.weights(e)
     e.learn()
-    assert e.learner.grad_steps == 2
-    assert e.learner.skipped == 0
+    assert (e.learner.grad_steps, e.learner.skipped) == (2, 0)
     trained = {id(p) for p in e.policy.trainable_params}
     moved = set(tiny.differing(before, tiny.weights(e)))
     assert {n for n, p in e.policy.named_parameters() if id(p) in trained and p.abs().sum() > 0} - moved == set()
@@ -51,16 +51,13 @@ def _in_mode(env_mode):
 @pytest.mark.parametrize("env_mode", ["sync", "async", "already_vectorized"])
 def test_every_env_mode(tmp_path, env_mode):
     fields = _in_mode(env_mode)
-    e = learned(tmp_path, val_interval=1, env_workers=2 if env_mode == "async" else None, **fields)
-    try:
+    with closing(learned(tmp_path, val_interval=1, env_workers=2 if env_mode == "async" else None, **fields)) as e:
         only_reset = 0 if env_mode != "already_vectorized" else rows(e.run_dir, "rollout")[0]["values"]["Number of Rollouts"]
         assert 70 - only_reset <= e.env_steps <= 70 - min(only_reset, 1)
         assert e.learner.grad_steps == 2
         assert rows(e.run_dir, "val")[0]["values"]["Number of Rollouts"] >= 2
         assert rows(e.run_dir, "rollout")[0]["values"]["Number of Rollouts"] >= 2
         assert e.evaluate_test(fields["make_env"], timesteps=31)["Number of Rollouts"] >= 2
-    finally:
-        e.close()
     assert not multiprocessing.active_children()
 
 
@@ -135,8 +132,7 @@ def test_names_of_training_metrics(finished):
         "Actor Loss", "Critic Loss", "Sequence Length", "Batch Size (in Timesteps)", "Unmasked Batch Size (in Timesteps)",
         "Gradient Norm", "Learning Rate", "Skipped Updates", "TrajEncoder Grad Norm", "Q(s, a) (gamma=0.999)", "Q(s, a) (gamma=0.9)",
     }  # fmt: skip
-    assert values["Sequence Length"] == EPISODE + 1
-    assert values["Skipped Updates"] == 0.0
+    assert (values["Sequence Length"], values["Skipped Updates"]) == (EPISODE + 1, 0.0)
 
 
 def test_the_buffer_is_described(finished):
@@ -257,8 +253,7 @@ def test_training_environments_are_reset_when_asked(tmp_path, every, forced):
 
 def test_learning_and_collecting_can_begin_later(tmp_path):
     e = learned(tmp_path, epochs=3, start_learning_at_epoch=2)
-    assert e.learner.grad_steps == 2
-    assert {r["epoch"] for r in rows(e.run_dir, "train")} == {2}
+    assert (e.learner.grad_steps, {r["epoch"] for r in rows(e.run_dir, "train")}) == (2, {2})
     assert [r["env_steps"] for r in rows(e.run_dir, "rollout")] == [24, 48, 72]
     e.close()
     e = learned(
@@ -377,8 +372,7 @@ def test_bfloat16(tmp_path):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*autocast.*")
         e = learned(tmp_path, traj="transformer", mixed_precision="bf16")
-    assert e.learner.grad_steps == 2
-    assert {p.dtype for p in e.policy.parameters()} == {torch.float32}
+    assert (e.learner.grad_steps, {p.dtype for p in e.policy.parameters()}) == (2, {torch.float32})
 
 
 def test_closing_gives_back_the_files_of_the_buffer(tmp_path):

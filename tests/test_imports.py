@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import gymnasium as gym
@@ -171,14 +172,11 @@ def test_an_actor_at_work_never_imports_torch(tmp_path):
     recorder = {"save_trajs_to": str(tmp_path), "save_every": 3, "save_trajs_as": "segments"}
     make_env = lambda: amago.envs.AMAGOEnv(Modules(), env_name="Modules")  # noqa: E731
     exploration = amago.envs.EpsilonGreedy
-    pool = make_pool([make_env] * 2, "async", workers=1, exploration=exploration, recorder=recorder, seed=0)
-    try:
+    with closing(make_pool([make_env] * 2, "async", workers=1, exploration=exploration, recorder=recorder, seed=0)) as pool:
         pool.reset()
         for _ in range(8):  # two files are written on the way
             pool.step(np.zeros((2, 1), np.int64))
             assert not pool.obs["observation"].any(), "the worker's process has imported torch"
-    finally:
-        pool.close()
     assert list(tmp_path.rglob("*"))
 
 

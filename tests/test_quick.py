@@ -50,8 +50,7 @@ def test_three_lines(kind, tmp_path, monkeypatch, capsys):
     agent = amago.train(ENVIRONMENTS[kind](), steps=80, **SMALL | rows)
     found = agent.evaluate(episodes=3)
     agent.save(tmp_path / "agent.pt")
-    assert [p.name for p in tmp_path.iterdir()] == ["agent.pt"]
-    assert found["Number of Rollouts"] == 3
+    assert ([p.name for p in tmp_path.iterdir()], found["Number of Rollouts"]) == (["agent.pt"], 3)
     assert "3 rollouts" in capsys.readouterr().out
     assert list(config.bindings().values()) == [0.02]
     env = agent.make_env()

@@ -127,8 +127,7 @@ def test_actions_are_in_stored_form_and_follow_the_sequence(kind, traj, agent_ty
     for t in range(6):
         obs = {k: v[:, t] for k, v in batch.obs.items()}
         actions, memory = agent.get_actions(obs, batch.rl2s[:, t], batch.time_idxs[:, t], memory, sample=False)
-        assert actions.shape == (3, spec.stored_dim)
-        assert actions.numpy().dtype == spec.stored_dtype
+        assert (actions.shape, actions.numpy().dtype) == ((3, spec.stored_dim), spec.stored_dtype)
         torch.testing.assert_close(actions, agent.act(states[:, t], obs, sample=False), atol=1e-4, rtol=1e-4)
         for row in actions.numpy():
             assert SPACES[kind].contains(spec.to_env(row))
@@ -141,7 +140,6 @@ def test_a_discount_of_one_learns_where_rollouts_terminate(tmp_path, agent_type)
     assert e.policy.gammas.max() == 1.0
     (row,) = tiny.rows(e.run_dir, "train")
     assert all(value is not None for value in row["values"].values())
-    e.close()
 
 
 class Predicts(Agent):

@@ -4,6 +4,8 @@ The oracle knows the environment's rules and nothing else: which reward comes at
 targets come from what went through pool, recorder, disk, slicing, padding and batching.
 """
 
+from contextlib import closing
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -100,13 +102,10 @@ def collect(root, mode, **recorder):
     make_envs, env_mode = makers(mode)
     options = {"save_trajs_to": str(root / "run" / "buffer" / "fifo"), "save_trajs_as": "segments"} | recorder
     workers = {"workers": 1} if mode == "async" else {}
-    pool = make_pool(make_envs, env_mode, parallel_actors=N, recorder=options, seed=1, **workers)
-    try:
+    with closing(make_pool(make_envs, env_mode, parallel_actors=N, recorder=options, seed=1, **workers)) as pool:
         pool.reset()
         for _ in range(STEPS):
             pool.step(np.zeros((N, 1), np.int64))
-    finally:
-        pool.close()
 
 
 def opened(root, max_seq_len, padded_sampling="none"):

@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -144,11 +145,8 @@ def test_an_update_of_the_other(smoke, checkout):
         "benchmark": "learner", "threads": 1, "seconds": 0.0, "traj": "FF", "context": 4, "actors": 2, "bindings": bindings, "env": "noise",
         "obs_shape": [5], "episode": 4, "action_width": 2, "agent": "MultiTaskAgent", "batch": 3,
     }  # fmt: skip
-    peer = Peer(str(checkout), sys.executable, case)
-    try:
+    with closing(Peer(str(checkout), sys.executable, case)) as peer:
         assert all(0.0 < peer() < 60.0 for _ in range(2))
-    finally:
-        peer.close()
 
 
 def test_what_goes_wrong_there_is_told(smoke, tmp_path):

@@ -54,8 +54,7 @@ def test_random_actions_score_as_the_task_says(task):
     assert abs(np.mean(returns) - task.low) < 5 * error + 0.05 * (task.high - task.low)
     assert longest <= task.horizon
     assert task.low < task.threshold < task.high
-    assert task.scaled(task.low) == 0
-    assert task.scaled(task.high) == 1
+    assert (task.scaled(task.low), task.scaled(task.high)) == (0, 1)
 
 
 def test_time_to_threshold():
@@ -93,8 +92,7 @@ def test_a_run_ends_with_its_budget_and_is_not_repeated(tmp_path, task):
     path = runs.result_path(tmp_path, "c", task.name, 0)
     head, *points, last = recorded.rows(path)
     assert (head["task"], head["seed"], head["config"]["base"]) == ("lake3", 0, "tuned")
-    assert len(points) == 1
-    assert last == {"done": True}
+    assert (len(points), last) == (1, {"done": True})
     before = path.read_bytes()
     runs.train(task, Config("c"), 0, tmp_path, tmp_path / "other", budget=100.0)
     assert path.read_bytes() == before
@@ -199,8 +197,7 @@ def test_what_amago_train_reaches_is_recorded_and_drawn(tmp_path, capsys):
     words = ["one", "--tasks", "CartPole-v1", "--seeds", "3", "--budget", "0", "--results", str(tmp_path)]
     assert board.main(shell.BOARD, words) == 0
     found = recorded.rows(tmp_path / "CartPole-v1" / "seed3.jsonl")
-    assert found[0]["task"] == "CartPole-v1"
-    assert found[-1] == {"done": True}
+    assert (found[0]["task"], found[-1]) == ("CartPole-v1", {"done": True})
     assert [r["steps"] for r in found if "score" in r] == [0]
     capsys.readouterr()
     assert board.main(shell.BOARD, ["table", "--results", str(tmp_path), "--picture", str(tmp_path / "curves.png")]) == 0
@@ -249,9 +246,7 @@ def test_a_corridor_is_trained_and_shown(tmp_path, capsys, monkeypatch):
     run = ["one", "--tasks", "300_gru", "--results", str(results), f"--more={words}"]
     assert board.main(tmaze.BOARD, run) == 0
     found = recorded.rows(results / "300_gru" / "seed1.jsonl")
-    assert found[0]["task"] == "300_gru"
-    assert found[-1] == {"done": True}
-    assert found[-2]["steps"] == 620
+    assert (found[0]["task"], found[-1], found[-2]["steps"]) == ("300_gru", {"done": True}, 620)
     assert found[-2]["best"].keys() == {"greedy", "sampled"}
     assert judged == [False, True], "the last weights, then those of the best evaluation, which was before training"
     assert not (tmp_path / "work" / "r" / "300_gru_1").exists()
@@ -309,6 +304,5 @@ def test_the_sign_of_the_first_step_is_learned_from_labels(capsys):
 def test_the_cost_of_a_t_maze_is_measured_for_each_model(capsys):
     assert tmaze_cost.main(["--lengths", "8", "12"]) == 0
     head, _, *rows = capsys.readouterr().out.splitlines()
-    assert head.count("update, ms") == 3
-    assert [row.split(" | ")[0] for row in rows] == ["| 8", "| 12"]
+    assert (head.count("update, ms"), [row.split(" | ")[0] for row in rows]) == (3, ["| 8", "| 12"])
     assert all(float(cell) > 0 for row in rows for cell in row.strip("| ").split(" | "))

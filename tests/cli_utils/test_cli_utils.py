@@ -140,8 +140,7 @@ def test_an_experiment_from_the_command_line(tmp_path):
         "train_timesteps_per_epoch": 100, "resume": 4, "learning_rate": 0.5, "mixed_precision": "bf16", "seed": 9, "max_seq_len": 20,
         "val_timesteps_per_epoch": 30, "log_to_tensorboard": True, "log_to_wandb": False, "wandb_group_name": "g", "verbose": False,
     }  # fmt: skip
-    assert {k: getattr(e, k) for k in wanted} == wanted
-    assert e.dataset.dset_max_size == 77
+    assert ({k: getattr(e, k) for k in wanted}, e.dataset.dset_max_size) == (wanted, 77)
     assert e.dataset.buffer_dir == tmp_path / "run" / "buffer"
     shorter = parse(tmp_path, "--max_seq_len", "7", "--eval_timesteps", "8", "--mode", "collect")
     e = cli_utils.create_experiment_from_cli(shorter, tiny.tmaze, tiny.tmaze, 20, 30)

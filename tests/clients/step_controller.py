@@ -103,8 +103,7 @@ class Controller:
         rl2s, times = (torch.from_numpy(np.stack(x)).to(self.device) for x in (rl2s, times))
         with torch.no_grad():
             actions, self.hidden = self.policy.get_actions(obs, rl2s, times, hidden_state=self.hidden, sample=False)
-        assert actions.shape == (4, 1, 1)
-        assert actions.dtype == torch.uint8
+        assert (actions.shape, actions.dtype) == ((4, 1, 1), torch.uint8)
         _, rewards, terminated, truncated, _ = self.boards.step(actions.squeeze(1).cpu().numpy())
         over = terminated | truncated
         self.score += rewards

@@ -229,25 +229,6 @@ def test_1_attempts_and_their_metrics(tutorial):
     )
 
 
-def test_2_choose_a_timestep_encoder(tutorial):
-    names = tutorial(
-        """
-import amago
-from amago.nets.tstep_encoders import CNNTstepEncoder
-
-def make_env():
-  return fill["make_val_env"]()
-
-experiment = amago.Experiment(
-  make_train_env=make_env,
-  ...,
-  tstep_encoder_type=CNNTstepEncoder,
-)
-"""
-    )
-    assert type(trained(names.experiment).tstep_encoder) is names.CNNTstepEncoder
-
-
 def test_2_write_a_timestep_encoder(tutorial):
     names = tutorial(
         """
@@ -334,46 +315,6 @@ def test_3_and_4_choose_a_sequence_model_and_an_agent(tutorial, snippet, part, n
     names = tutorial(snippet, make_train_env=tiny.cartpole, make_val_env=tiny.cartpole, train_timesteps_per_epoch=60)
     policy = trained(names.experiment)
     assert type(getattr(policy, part) if part else policy).__name__ == name
-
-
-@NO_KERNEL
-def test_6_larger_networks(tutorial):
-    names = tutorial(
-        """
-from amago import Experiment
-from amago.nets.tstep_encoders import CNNTstepEncoder
-from amago.nets.cnn import IMPALAishCNN
-from amago.nets.traj_encoders import TformerTrajEncoder
-from amago.nets.transformer import SlidingWindowFlexAttention
-from amago.cli_utils import use_config
-
-config = {
-  "amago.nets.tstep_encoders.CNNTstepEncoder.cnn_type" : IMPALAishCNN,
-  "amago.nets.cnn.IMPALAishCNN.cnn_block_depths" : [32, 64, 64],
-}
-config |= {
- "TformerTrajEncoder.n_heads" : 16,
- "TformerTrajEncoder.d_model" : 512,
- "TformerTrajEncoder.d_ff" : 2048,
- "TformerTrajEncoder.attention_type": SlidingWindowFlexAttention,
- "SlidingWindowFlexAttention.window_size" : 128,
-}
-use_config(config)
-
-experiment = Experiment(
-  tstep_encoder_type=CNNTstepEncoder,
-  traj_encoder_type=TformerTrajEncoder,
-  ...
-)
-""",
-        **ONE_UPDATE,
-    )
-    policy = trained(names.experiment)
-    assert isinstance(policy.tstep_encoder.cnn, names.IMPALAishCNN)
-    assert {m.out_channels for m in policy.tstep_encoder.cnn.modules() if isinstance(m, torch.nn.Conv2d)} == {32, 64}
-    (kernel,) = (m for m in policy.modules() if isinstance(m, names.SlidingWindowFlexAttention))
-    assert kernel.window_size == 128
-    assert policy.traj_encoder.emb_dim == 512
 
 
 def test_6_a_required_setting_is_missing(tutorial):
@@ -518,26 +459,6 @@ def test_7_offline_from_the_protected_partition(tutorial, tmp_path):
     names = tutorial(OFFLINE, make_train_env=tiny.cartpole, make_val_env=tiny.cartpole)
     trained(names.experiment)
     assert len(list((tmp_path / "dset" / "buffer" / "protected").iterdir())) == 4
-
-
-def test_8_names_for_weights_and_biases(tutorial, monkeypatch):
-    """Without a network: that a run is logged there is tested in a process of its own."""
-    snippet = """
-from amago import Experiment
-experiment = Experiment(
-  log_to_wandb=True,
-  wandb_project="my_project_name",
-  wandb_entity="my_wandb_username",
-  run_name="my_run_name",
-  ...,
-)
-"""
-    experiment = tutorial(snippet).experiment
-    assert (experiment.wandb_project, experiment.wandb_entity, experiment.run_name) == (
-        "my_project_name",
-        "my_wandb_username",
-        "my_run_name",
-    )
 
 
 def test_9_collecting_and_learning_in_two_programs(tutorial, monkeypatch, tmp_path):

@@ -19,8 +19,7 @@ def test_a_controller_acts_step_by_step(tmp_path):
     told = json.loads(done.stdout.splitlines()[-1])
     for mode in ("sync", "async"):
         assert told[f"{mode} ratings"] == [1000, 1050, 1000, 1050]
-        assert told[f"{mode} breaks"] == [15] * 4
-        assert told[f"{mode} matches"] == [2] * 4
+        assert (told[f"{mode} breaks"], told[f"{mode} matches"]) == ([15] * 4, [2] * 4)
         assert told[f"{mode} score agrees"]
         assert told[f"{mode} names"] == ["duel_rookie", "duel_veteran"]
         assert told[f"{mode} halves"] == [0] * 4 + [1] * 4

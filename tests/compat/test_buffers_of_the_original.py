@@ -141,33 +141,6 @@ def test_offline_training_on_them_alone(tmp_path):
     assert tiny.rows(e.run_dir, "train")
 
 
-def test_mixed_with_ours_they_make_batches_the_fast_way(tmp_path, monkeypatch):
-    collected(tmp_path, train_batches_per_epoch=0)
-    cartpole_files(tmp_path, part="protected")
-    dataset = DiskTrajDataset(tmp_path, "d")
-    env = tiny.cartpole()
-    dataset.configure(DatasetSettings(8))
-    dataset.check_spaces(env.observation_space, gym.spaces.Discrete(2))
-    monkeypatch.setattr(dataset, "sample_random_trajectory", None)
-    batch = dataset.sample_batch(np.random.default_rng(0), 32)
-    assert batch.actions.shape == (32, 8, 2)
-    assert len(dataset.store.view().kinds()) == 1
-
-
-def test_a_resumed_run_draws_in_the_same_order(tmp_path):
-    cartpole_files(tmp_path)
-    collected(tmp_path, train_batches_per_epoch=0)
-    first = opened(tmp_path, gym.spaces.Discrete(2), tiny.cartpole().observation_space)
-    state = first.state_dict()
-    again = DiskTrajDataset(tmp_path, "d")
-    again.load_state_dict(state)
-    again.configure(DatasetSettings(100))
-    again.check_spaces(tiny.cartpole().observation_space, gym.spaces.Discrete(2))
-    for _ in range(20):
-        a, b = (d.sample_random_trajectory(np.random.default_rng(3)) for d in (first, again))
-        np.testing.assert_array_equal(a.rews, b.rews)
-
-
 @pytest.mark.parametrize(
     ("space", "obs", "words"),
     [
@@ -207,17 +180,6 @@ def test_one_that_cannot_be_read_stays_where_it_is(tmp_path, bad, caplog):
     assert [str(path)] == list(dataset.refused_files())
     assert path.exists()
     assert "is skipped" in caplog.text
-
-
-def test_a_damaged_one_stays_too(tmp_path):
-    path = next(iter(fill(tmp_path, lengths=[6])))
-    path.write_bytes(path.read_bytes()[:-30])
-    dataset = opened(tmp_path)
-    assert (len(dataset.store), path.exists()) == (0, True)
-    flipped = bytearray(next(iter(fill(tmp_path, lengths=[7]))).read_bytes())
-    flipped[200] ^= 1
-    path.write_bytes(flipped)
-    assert (len(opened(tmp_path).store), path.exists()) == (0, True)
 
 
 def test_new_files_are_found_and_a_stranger_among_them_does_not_end_the_run(tmp_path):

@@ -39,7 +39,6 @@ class BeginsWithNone(TrajEncoder):
 def test_a_memory_may_be_none_until_the_first_step(tmp_path):
     e = tiny.learned(tmp_path, traj_encoder_type=BeginsWithNone)
     assert e.evaluate_test(tiny.tmaze, timesteps=tiny.EPISODE + 1)
-    e.close()
 
 
 def former(**options):
@@ -59,17 +58,6 @@ def steps(net, seq, times, hidden):
 def sequence(B=3, L=11):
     torch.manual_seed(1)
     return torch.randn(B, L, 4), torch.arange(L)[None, :, None].expand(B, -1, -1)
-
-
-@pytest.mark.parametrize("length", [2, 5, 6, 9])
-def test_reading_a_hidden_state_changes_nothing(length):
-    net, (seq, times) = former(), sequence()
-    plain = steps(net, seq, times, net.init_hidden_state(3, "cpu"))
-    hidden = net.init_hidden_state(3, "cpu")
-    before = steps(net, seq[:, :length], times[:, :length], hidden)
-    _ = hidden.key_cache.data, hidden.seq_lens
-    after = steps(net, seq[:, length:], times[:, length:], hidden)
-    torch.testing.assert_close(torch.cat((before, after), 1), plain)
 
 
 @pytest.mark.parametrize("length", [2, 9])
@@ -133,8 +121,7 @@ class TheirKernel(transformer.SelfAttention):
         if key_cache is None:
             seen = torch.ones(L, L, dtype=torch.bool).tril()[None, None]
         else:
-            assert cache_seqlens.dtype == torch.int32
-            assert L == 1
+            assert (cache_seqlens.dtype, L) == (torch.int32, 1)
             rows = torch.arange(B)
             key_cache[rows, cache_seqlens.long()] = keys[:, 0]
             val_cache[rows, cache_seqlens.long()] = values[:, 0]

@@ -96,34 +96,6 @@ def test_what_a_subclass_adds_to_the_loss_is_trained(tmp_path, weight):
     total = values["Actor Loss"] + (weight or 10.0) * values["Critic Loss"]
     assert 4.0 < values["Loss"] - total < 9.1
     assert values["Guess"] == pytest.approx(3.0, abs=1.0)
-    e.close()
-
-
-@KINDS
-def test_statistics_for_a_loss_of_ones_own(kind):
-    agent, batch = build(kind), padded_batch(kind)
-    states = agent.encode(batch)[:, :-1]
-    mask = batch.transition_mask
-    dist = agent.actor(states)
-    entropy = agent._policy_stats(mask, dist)
-    assert entropy.keys() <= {"Policy Entropy"}
-    if kind == "discrete":
-        torch.testing.assert_close(entropy["Policy Entropy"], dist.entropy()[mask.squeeze(-1)].mean())
-        of_all = agent._policy_stats(mask, agent.actor(agent.encode(batch)))  # with the row of the last observation
-        torch.testing.assert_close(of_all, entropy)
-    wide = mask[:, :, None].expand(-1, -1, G, -1)
-    weights = torch.arange(B).float()[:, None, None, None].expand(B, L, G, 1)
-    for given in (mask, wide):
-        of_filter = agent._filter_stats(given, torch.full((B, L, G, 1), -2.0), weights)
-        assert float(of_filter["Filter Weight"]) == pytest.approx((4 * 1 + 1 * 2) / 11)
-        assert float(of_filter["Pct. of Actions Approved by Filter"]) == pytest.approx(100 * 5 / 11)
-        assert float(of_filter["Log-Probability of Actions"]) == pytest.approx(-2.0)
-    assert len(agent._popart_stats()) == 2 * G
-    td = agent._td_stats(mask, torch.ones(B, L, C, G, 1), target=torch.full((B, L, 1, G, 1), 3.0))
-    assert {k: float(v) for k, v in td.items()} == pytest.approx(
-        {"TD Statistic 1 (mean)": 1.0, "TD Statistic 1 (std)": 0.0, "target (mean)": 3.0, "target (std)": 0.0}
-    )
-    assert not any(v.requires_grad for v in {**entropy, **of_filter, **td, **agent._popart_stats()}.values())
 
 
 class Masks(Agent):
@@ -176,7 +148,6 @@ def test_masks_of_the_experiment_come_after_those_of_the_agent(tmp_path):
     assert seen
     assert not seen[0][:, 1:].any()
     assert tiny.rows(e.run_dir, "train")[-1]["values"]["Critic Loss"] == 0.0
-    e.close()
 
 
 def test_an_agent_is_copied_after_a_loss():
@@ -206,19 +177,6 @@ def test_maximized_critics_are_the_critics_without_a_gradient_to_them():
     nn.init.zeros_(copied.critics.net.output_layer.bias)
     assert not copied.maximized_critics(state, action).any()
     assert agent.maximized_critics(state, action).any()
-
-
-def test_targets_of_a_subclass_with_real_copies():
-    class RealCopies(Agent):
-        def init_actor_critic(self):
-            super().init_actor_critic()
-            self.maximized_critics = copy.deepcopy(self.critics)
-
-    agent = build(agent_type=RealCopies)
-    nn.init.zeros_(agent.critics.net.output_layer.weight)
-    agent.soft_sync_targets()
-    assert not agent.maximized_critics.net.output_layer.weight.any()
-    assert agent(padded_batch()).isfinite()
 
 
 @BOTH
@@ -263,19 +221,6 @@ def test_key_sets_agree_and_load_strictly(agent_type):
         other.load_state_dict(theirs | {"unexpected_part.weight": torch.zeros(1)}, strict=True)
 
 
-def test_files_of_ours_load_strictly_there(tmp_path):
-    e = tiny.learned(tmp_path, ckpt_interval=1)
-    for file in (e.run_dir / "ckpts" / "policy_weights").glob("*.pt"):
-        stored = torch.load(file, map_location="cpu", weights_only=True)
-        assert stored.keys() == e.policy.state_dict().keys()
-        for name in [k for k in stored if k.startswith("maximized_critics.")]:
-            own = stored[name.removeprefix("maximized_")]
-            assert stored[name].equal(own)
-            assert stored[name].data_ptr() == own.data_ptr()  # stored once
-        e.policy.load_state_dict(stored, strict=True)
-    e.close()
-
-
 def test_a_base_agent_of_ones_own(tmp_path):
     class Cloning(BaseAgent):
         def init_actor_critic(self):
@@ -297,7 +242,6 @@ def test_a_base_agent_of_ones_own(tmp_path):
     e = tiny.learned(tmp_path, agent_type=Cloning)
     values = tiny.rows(e.run_dir, "train")[-1]["values"]
     assert values["Loss"] == pytest.approx(values["Actor Loss"])
-    e.close()
 
 
 def test_heads_and_agents_have_what_overrides_read():

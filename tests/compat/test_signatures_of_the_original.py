@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import math
+from contextlib import closing
 
 import gin
 import gymnasium as gym
@@ -194,8 +195,7 @@ def longer():
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_gymnasium_steps_them_in_processes(tmp_path):
     creators = [amago.envs.EnvCreator(longer, EpsilonGreedy, str(tmp_path), 2, 4, "npz") for _ in range(2)]
-    envs = gym.vector.AsyncVectorEnv(creators, context="fork")
-    try:
+    with closing(gym.vector.AsyncVectorEnv(creators, context="fork")) as envs:
         obs, _ = envs.reset()
         assert obs["observation"].reshape(2, 4).dtype == np.float32
         for _ in range(6):
@@ -205,8 +205,6 @@ def test_gymnasium_steps_them_in_processes(tmp_path):
         assert amago.utils.call_async_env(envs, "take_long_break", 3) == [3, 3]
         assert amago.utils.call_async_env(envs, "env_name") == ["Longer", "Longer"]
         assert [len(x) for x in amago.utils.call_async_env(envs, "current_timestep")] == [3, 3]
-    finally:
-        envs.close()
 
 
 @pytest.mark.parametrize(("choices", "dtype"), [(256, torch.uint8), (257, torch.int64)])

@@ -25,11 +25,9 @@ def test_the_mask_says_what_is_real(lengths):
     assert batch.mask.shape == (len(lengths), longest + 1, 1)
     for i, n in enumerate(lengths):
         assert batch.mask[i, :, 0].tolist() == [True] * (n + 1) + [False] * (longest - n)
-        assert batch.transition_mask[i].sum() == n
-        assert batch.rews[i, :n].sum() == n
+        assert (batch.transition_mask[i].sum(), batch.rews[i, :n].sum()) == (n, n)
         assert batch.obs["a"][i, : n + 1].eq(1).all()
-    assert batch.obs["img"].dtype == torch.uint8
-    assert batch.dones.dtype == torch.bool
+    assert (batch.obs["img"].dtype, batch.dones.dtype) == (torch.uint8, torch.bool)
 
 
 @pytest.mark.parametrize(

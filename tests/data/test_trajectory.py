@@ -22,8 +22,7 @@ def test_rl2s_hold_the_reward_that_arrived_with_the_observation_and_the_action_t
     frozen = rollout().freeze()
     np.testing.assert_array_equal(frozen.rl2s[0], 0)
     for t in range(1, 5):
-        assert frozen.rl2s[t, 0] == t
-        assert frozen.rl2s[t, 1:].argmax() == (t - 1) % 3
+        assert (frozen.rl2s[t, 0], frozen.rl2s[t, 1:].argmax()) == (t, (t - 1) % 3)
         assert frozen.obs["observation"][t] == t
     np.testing.assert_array_equal(frozen.time_idxs[:, 0], range(5))
     np.testing.assert_array_equal(frozen.dones[:, 0], [False, False, False, True])

@@ -46,8 +46,7 @@ def test_actions_reach_the_environment_in_its_own_form():
     many = AMAGOEnv(Plain(gym.spaces.Discrete(70_000, start=-5)))
     many.reset()
     ts = many.step(np.array([[69_999]]))[0]
-    assert many.unwrapped.actions == [69_994]
-    assert ts.prev_action.shape == (1, 70_000)
+    assert (many.unwrapped.actions, ts.prev_action.shape) == ([69_994], (1, 70_000))
     assert ts.prev_action[0, 69_999] == ts.prev_action.sum() == 1.0
 
 
@@ -152,8 +151,7 @@ def test_every_autoreset_mode_against_its_description(mode, kind):
             t0, e0 = before[i]
             opened = t == 0
             ended = real[i] and t0 + 1 == length_of(i, e0)
-            assert tuple(ts.obs["count"][i, [0, 2]]) == (t, e)
-            assert env.auto.opened[i] == opened
+            assert (tuple(ts.obs["count"][i, [0, 2]]), env.auto.opened[i]) == ((t, e), opened)
             assert ts.time_idx[i] == t
             assert reward[i] == (np.float32(reward_of(i, e0, t0 + 1)) if real[i] else 0)
             assert terminated[i] == (ended and is_terminated(i, e0))
@@ -221,7 +219,6 @@ class Side(gym.Env):
 @pytest.mark.parametrize("action", [gym.spaces.Discrete(5, start=2), gym.spaces.Box(-2, 2, (2,), np.float32)])
 def test_spaces_of_a_vectorised_environment_may_have_the_batch_dimension(obs, action):
     env, one = AMAGOEnv(Side(obs, action), env_name="E", batched_envs=4), AMAGOEnv(Plain(action, obs))
-    assert env.observation_space == one.observation_space
-    assert env.action_spec.space == action
+    assert (env.observation_space, env.action_spec.space) == (one.observation_space, action)
     env.reset()
     env.step(env.action_spec.zeros(4))

@@ -1,6 +1,7 @@
 """`amago.check_env` passes what trains, and names each fault of what would not."""
 
 import random
+from contextlib import closing
 
 import gymnasium as gym
 import numpy as np
@@ -246,14 +247,11 @@ def rows(**changes):
 
 
 def play(make_env):
-    pool = amago.envs.make_pool(make_env, "already_vectorized", parallel_actors=3)
-    try:
+    with closing(amago.envs.make_pool(make_env, "already_vectorized", parallel_actors=3)) as pool:
         pool.reset()
         for _ in range(24):
             pool.step(np.zeros((3, 1), np.int64))
         return pool.drain().episodes
-    finally:
-        pool.close()
 
 
 def test_rows_without_final_info_log_for_the_rollout_that_ended():

@@ -123,8 +123,7 @@ def test_changing_names_and_metrics_by_name():
     run(recorder, 200)
     episodes, frames = recorder.drain()
     assert [e.env_name for e in episodes[:5]] == [f"counting-{i % 3}" for i in range(5)]
-    assert sum(frames.values()) == 200
-    assert set(frames) == {"counting-0", "counting-1", "counting-2"}
+    assert (sum(frames.values()), set(frames)) == (200, {"counting-0", "counting-1", "counting-2"})
     specials = SpecialMetricHistory.of(episodes)
     for name, values in specials.data.items():
         assert {int(v) % 3 for v in values["Episode Number"]} == {int(name[-1])}

@@ -88,8 +88,7 @@ def test_each_life_is_a_rollout_and_the_game_goes_on() -> None:
         if lives[-1]:
             assert info == {}
             assert env._console.lives() == lives[-1], "the same game"
-    assert lives == [5, 4, 3, 2, 1, 0]
-    assert logged == {GAME_RETURN: total}
+    assert (lives, logged) == ([5, 4, 3, 2, 1, 0], {GAME_RETURN: total})
     assert env._console.lives() == 5, "a new game"
 
     over = False
@@ -114,8 +113,7 @@ def test_time_is_up_for_the_game_not_the_life() -> None:
                 env.step(0)
             env.reset()
     assert steps == env.horizon == 150
-    assert ends[-1] == (False, True, True)
-    assert ends[0] == (True, False, False)
+    assert (ends[-1], ends[0]) == ((False, True, True), (True, False, False))
     assert env._console.lives() == 5
 
 

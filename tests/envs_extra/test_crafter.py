@@ -186,25 +186,7 @@ def test_travelling() -> None:
     assert words(obs["achieved"]) == "travel_4_4"  # the start, which reaches nothing
     assert len([row for row in obs["goals"] if row.any()]) == 3
     paid = [env.step(action)[1] for action in (NOOP, LEFT, UP)]
-    assert paid == [1, 1, 1]
-    assert env._env._player.pos.tolist() == [31, 31]
-
-
-def test_what_is_not_asked_for_is_not_achieved() -> None:
-    env = CrafterInstructions(instructions=["collect_wood", "wake_up"], max_goals=2)
-    obs, _ = env.reset(seed=0)
-    alone(env)
-    assert not obs["achieved"].any()
-    before_player(env, "water")
-    assert not env.step(DO)[0]["achieved"].any()
-    before_player(env, "tree")
-    assert words(env.step(DO)[0]["achieved"]) == "collect_wood"
-    env._env._player.sleeping = True  # with all its energy it wakes up, and in the same step it works
-    before_player(env, "tree")
-    counts = dict(env._env._player.achievements)
-    obs, *_ = env.step(DO)
-    assert {n for n, c in env._env._player.achievements.items() if c > counts[n]} == {"collect_wood", "wake_up"}
-    assert words(obs["achieved"]) == "wake_up"
+    assert (paid, env._env._player.pos.tolist()) == ([1, 1, 1], [31, 31])
 
 
 def test_ends() -> None:

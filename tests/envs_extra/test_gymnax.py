@@ -62,8 +62,7 @@ def test_rows_are_gymnax_itself() -> None:
         action = env.action_space.sample()
         obs, reward, terminated, truncated, info = env.step(action)
         expected, state, r, done, _ = own.step_env(jax.random.key(0), before, action[2], params)
-        assert reward[2] == r
-        assert terminated[2] == done
+        assert (reward[2], terminated[2]) == (r, done)
         ended = terminated[2] or truncated[2]
         assert np.allclose(info["final_obs"][2] if ended else obs[2], expected, atol=1e-6)
         if not ended:

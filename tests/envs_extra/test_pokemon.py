@@ -198,8 +198,7 @@ def test_illegal_choices(make: Any) -> None:
     assert wrong == 0, "who fights already cannot be sent in"
     env.step(wrong)
     _, _, terminated, truncated, info = env.step(env.scripted_action("max_power"))
-    assert (terminated, truncated) == (False, True)
-    assert metric(info, "Illegal Choices") == 1
+    assert ((terminated, truncated), metric(info, "Illegal Choices")) == ((False, True), 1)
     assert metric(info, "Won") == 0.5
     strict = make(raise_if_illegal=True)
     strict.reset(seed=0)
@@ -226,14 +225,12 @@ def test_hidden_traps_and_facts_of_the_game(make: Any) -> None:
     before = env.battle.turn
     obs, reward, _, _, _ = env.step(1)
     assert env.battle.turn == before, "the server asks again"
-    assert reward == 0
-    assert np.flatnonzero(obs["action_mask"]).tolist() == [6, 7, 8, 9]
+    assert (reward, np.flatnonzero(obs["action_mask"]).tolist()) == (0, [6, 7, 8, 9])
     assert field(obs, "trapped") == 1
     assert env.render().splitlines()[1].startswith("own: *dugtrio 100%, snorlax 100%")
     env.step(9)
     *_, info = env.step(9)
-    assert metric(info, "Refused Choices") == 1
-    assert metric(info, "Illegal Choices") == 0
+    assert (metric(info, "Refused Choices"), metric(info, "Illegal Choices")) == (1, 0)
 
 
 def test_faults_are_told_at_once(make: Any) -> None:

@@ -24,8 +24,7 @@ def bare(env: POPGymGame) -> Any:
 
 def test_they_are_all_of_upstream() -> None:
     assert set(GAMES) == {cls.__name__ for cls in popgym.envs.ALL}
-    assert len(GAMES) == 48
-    assert len(MULTI_DOMAIN_GAMES) == 27
+    assert (len(GAMES), len(MULTI_DOMAIN_GAMES)) == (48, 27)
 
 
 @pytest.mark.parametrize("game", GAMES)
@@ -85,8 +84,7 @@ def test_mazes_depend_on_their_seed_alone() -> None:
             if env is two:
                 continue
             assert (random.getstate(), np.random.get_state()[1].tolist()) == before
-    assert mazes[0] == mazes[1]
-    assert len(set(mazes[0])) == 3
+    assert (mazes[0], len(set(mazes[0]))) == (mazes[1], 3)
 
 
 def test_multi_domain_pays_the_last_episode_only() -> None:

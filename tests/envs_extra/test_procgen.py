@@ -42,58 +42,6 @@ def test_without_qt_the_system_packages_are_named(monkeypatch: pytest.MonkeyPatc
         TwoAttemptMTProcgen()
 
 
-NORTH, SOUTH, WEST, EAST = 5, 3, 1, 7
-BACK = {NORTH: SOUTH, SOUTH: NORTH, WEST: EAST, EAST: WEST}
-
-
-class Explorer:
-    """Walks a maze in depth until the level is over; knows only whether a step has moved it, which the picture shows."""
-
-    def __init__(self, env: TwoAttemptMTProcgen, picture: np.ndarray) -> None:
-        self.env, self.picture = env, picture
-        self.steps, self.reward, self.info = 0, 0.0, {}
-        self.path: list[int] = []
-
-    def moved(self, action: int) -> bool:
-        """A mouse that turns where it stands changes one cell of the picture; one that walks changes two."""
-        obs, self.reward, _, _, self.info = self.env.step(action)
-        self.steps += 1
-        changed = np.argwhere((obs != self.picture).any(axis=-1))
-        self.picture = obs
-        if self.info or not len(changed):
-            return bool(self.info)
-        return bool(np.ptp(changed, axis=0).max() >= 5)
-
-    def search(self, came_from: int | None = None) -> bool:
-        for action in BACK:
-            if came_from is not None and action == BACK[came_from]:
-                continue
-            if not self.moved(action):
-                continue
-            self.path.append(action)
-            if self.info or self.search(action):
-                return True
-            self.path.pop()
-            assert self.moved(BACK[action])
-        return False
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_who_remembers_the_way_takes_it_at_once(seed: int) -> None:
-    """Every easy maze has a way to the cheese, which pays 10; a second attempt at the same maze needs no search."""
-    env = TwoAttemptMTProcgen(["maze"], border=0)
-    first = Explorer(env, env.reset(seed=seed)[0])
-    assert first.search()
-    assert first.reward == 10.0
-    assert first.info == {metric(0, "Return"): 10.0, metric(0, "Level Complete"): 1.0}
-    assert first.steps >= len(first.path)
-    for step, action in enumerate(first.path):
-        _, reward, terminated, truncated, info = env.step(action)
-        last = step == len(first.path) - 1
-        assert (reward, terminated, truncated) == (10.0 * last, last, False)
-    assert info == {metric(1, "Return"): 10.0, metric(1, "Level Complete"): 1.0, COMPLETE: 1.0}
-
-
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("game", GAMES)
 def test_attempts_are_upstreams_episodes_of_one_level(game: str, mode: str) -> None:

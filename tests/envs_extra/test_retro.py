@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from hashlib import sha1
 from pathlib import Path
 from typing import Any
@@ -105,8 +106,7 @@ def press(env: RetroArcade, *names: str) -> np.ndarray:
 def test_pictures_and_points_are_upstreams(arcade: Any) -> None:
     env = arcade(sticky_actions=0.0, resolution=(84, 100), border=3, time_limit=400)
     assert env.buttons == GENESIS
-    theirs = retro.RetroEnv(AIRSTRIKER, "Level1", inttype=retro.data.Integrations.STABLE, render_mode=None)
-    try:
+    with closing(retro.RetroEnv(AIRSTRIKER, "Level1", inttype=retro.data.Integrations.STABLE, render_mode=None)) as theirs:
         obs, screen = env.reset(seed=0)[0], theirs.reset()[0]
         rng, points = np.random.default_rng(0), 0.0
         for _ in range(400):
@@ -129,8 +129,6 @@ def test_pictures_and_points_are_upstreams(arcade: Any) -> None:
         assert points > 0
         assert points % 20 == 0, "an enemy pays 20: nothing is clipped"
         assert terminated or truncated
-    finally:
-        theirs.close()
 
 
 def test_environments_side_by_side_do_not_disturb_each_other(arcade: Any) -> None:
@@ -146,8 +144,7 @@ def test_environments_side_by_side_do_not_disturb_each_other(arcade: Any) -> Non
     one, two = arcade(sticky_actions=0.5), arcade(sticky_actions=0.5)
     together = rollout([one, two], [0, 1])
     assert together[0] != together[1], "the seed decides when buttons are late"
-    assert rollout([two], [0])[0] == together[0]
-    assert rollout([one], [1])[0] == together[1]
+    assert (rollout([two], [0])[0], rollout([one], [1])[0]) == (together[0], together[1])
 
 
 def test_buttons_with_one_name_are_one_bit(games: Path, arcade: Any) -> None:
@@ -164,8 +161,7 @@ def test_buttons_with_one_name_are_one_bit(games: Path, arcade: Any) -> None:
         assert env.step(press(env))[1] == 0.0, "it takes two frames to start"
         assert env.level.buttons == ("B", None, "SELECT", "START", "UP", "DOWN", "LEFT", "RIGHT", "A")
         assert env.step(press(env, "A"))[1] == 4.0, "a point a frame"
-        assert env.step(press(env, "B"))[1] == 12.0
-        assert env.step(press(env, "A", "B"))[1] == 16.0
+        assert (env.step(press(env, "B"))[1], env.step(press(env, "A", "B"))[1]) == (12.0, 16.0)
         assert env.step(press(env))[1] == 0.0
         others = [name for name in env.buttons if name not in ("A", "B", "START", "SELECT")]
         assert env.step(press(env, *others))[1] == 0.0, "buttons that the NES lacks do nothing"

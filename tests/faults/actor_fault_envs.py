@@ -1,7 +1,6 @@
 """Environments for the tests of faulty actors, and a check of what a pool of them shows."""
 
 import os
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -52,33 +51,6 @@ def make_raising_cartpole(at_step: float, at_reset: float, path: str) -> Callabl
         return AMAGOEnv(Raising(gym.make("CartPole-v1"), at_step, at_reset, path), env_name="CartPole-v1")
 
     return make
-
-
-class Slow(CountingEnv):
-    """Every step takes ``seconds`` while the file ``flag`` exists."""
-
-    def __init__(self, actor: int, seconds: float, flag: str):
-        super().__init__(actor)
-        self.seconds, self.path = seconds, flag
-
-    def step(self, action: Any) -> Any:
-        if os.path.exists(self.path):
-            time.sleep(self.seconds)
-        return super().step(action)
-
-
-class Stuck(CountingEnv):
-    """Its steps do not end while the file ``flag`` exists; ``flag.NUMBER`` says that one has begun."""
-
-    def __init__(self, actor: int, flag: str):
-        super().__init__(actor)
-        self.path = flag
-
-    def step(self, action: Any) -> Any:
-        while os.path.exists(self.path):
-            tally(f"{self.path}.{self.actor}")
-            time.sleep(0.01)
-        return super().step(action)
 
 
 class Wordy(CountingEnv):
@@ -134,8 +106,7 @@ class Followed:
         shown = self.pool.obs["count"][:, :3].astype(int)
         times, resets = self.pool.time_idxs[:, 0], self.pool.resets
         for actor, (t, number, episode) in enumerate(shown.tolist()):
-            assert number == actor
-            assert (times[actor], resets[actor]) == (t, t == 0)
+            assert (number, (times[actor], resets[actor])) == (actor, (t, t == 0))
             if (episode, t) != self.at[actor]:
                 assert (episode, t) == (0, 0), f"actor {actor} was at {self.at[actor]} and is at {(episode, t)}"
                 assert not self.pool.rl2s[actor].any()

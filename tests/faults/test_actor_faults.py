@@ -4,41 +4,34 @@ import contextlib
 import io
 import logging
 import os
-import resource
 import shutil
 import signal
-import sys
 import time
 from argparse import ArgumentParser
-from multiprocessing import forkserver as forkserver_module
 
 import numpy as np
 import pytest
-from actor_fault_envs import Followed, Slow, Stuck, Wordy, make_raising_cartpole, tallied
-from counting_env import CountingEnv, check_traj, length_of, make_counting
+from actor_fault_envs import Followed, Wordy, make_raising_cartpole, tallied
+from counting_env import check_traj, length_of, make_counting
 from fault_helpers import (
     Held,
     alive,
     assert_nothing_left,
     busy_threads,
     count,
-    forkserver,
     later,
     leaves_nothing,
-    processes,
     program,
     report,
     rng,
     say,
     seeds,
 )  # fmt: skip
-from messages import refused
 from workers import actors_of, pids
 
 from amago.envs import ActorError, AMAGOEnv, make_pool
 from amago.envs.pool import worker as protocol
 from amago.envs.pool import worker as worker_module
-from amago.envs.pool.memory import shared_block
 from amago.store import TrajectoryStore
 
 W, PATIENCE = 8, 200.0
@@ -156,37 +149,6 @@ def whole_episodes(root):
     return found
 
 
-def test_a_dead_worker_is_noticed_while_another_steps_slowly(tmp_path, events):
-    flag, noticed = tmp_path / "held", []
-    makers = [lambda: AMAGOEnv(Stuck(0, str(flag))), make_counting(1), lambda: AMAGOEnv(Stuck(2, str(flag)))]
-    pool = make_pool(makers, workers=3, step_timeout=10 * PATIENCE, seed=0)
-
-    def wait_for(condition):
-        deadline = time.monotonic() + PATIENCE
-        while not condition() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return condition()
-
-    def kill_in_a_step():
-        try:
-            if wait_for(lambda: tallied(f"{flag}.0") and tallied(f"{flag}.2")):
-                os.kill(pids(pool)[2], signal.SIGKILL)
-                noticed.append(wait_for(lambda: events.at))
-        finally:
-            flag.unlink()
-
-    try:
-        pool.reset()
-        pool.step(np.zeros((3, 1), int))
-        flag.touch()
-        with later(0.0, kill_in_a_step):
-            pool.step(np.zeros((3, 1), int))
-        pool.step(np.zeros((3, 1), int))
-    finally:
-        pool.close()
-    assert [len(at) for at in noticed] == [1], "while the other worker was in its step"
-
-
 def test_hung_workers_are_replaced(events):
     """Up to three workers at once are stopped by SIGSTOP, whatever they are doing."""
     timeout, rounds, random = 8.0, count(2, 20), rng("hang")  # long: a slow step on a busy machine is no hang
@@ -215,21 +177,6 @@ def test_hung_workers_are_replaced(events):
     finally:
         pool.close()
     say(f"{hung} hung workers, env_step_timeout {timeout} s; replaced after {slowest:.2f} s at most")
-
-
-def test_a_slow_step_is_not_charged_with_the_one_before(tmp_path):
-    """A worker steps one group after the other; both steps together may take longer than the limit."""
-    flag = tmp_path / "slow"
-    flag.touch()
-    makers = [lambda i=i: AMAGOEnv(Slow(i, 5.0, str(flag))) for i in range(4)]
-    pool = make_pool(makers, workers=2, step_timeout=9.0, seed=0)
-    try:
-        pool.reset()
-        assert len(pool.groups) == 2
-        pool.step(np.zeros((4, 1), int))
-        assert pool.drain().restarts == 0
-    finally:
-        pool.close()
 
 
 def test_cartpole_is_learned_in_spite_of_exceptions(tmp_path):
@@ -361,22 +308,6 @@ def test_constructors_that_always_fail_end_the_run(tmp_path):
     report("runs with constructors that always fail ended with the traceback and code 1", ended, len(calls))
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_an_environment_that_exits_is_a_fault_like_others(mode):
-    class Exits(CountingEnv):
-        def step(self, action):
-            sys.exit(0)
-
-    pool = make_pool([lambda: AMAGOEnv(Exits(0))], mode, max_env_restarts=2)
-    try:
-        pool.reset()
-        with refused(ActorError, "SystemExit"):
-            for _ in range(3):
-                pool.step(np.zeros((1, 1), int))
-    finally:
-        pool.close()
-
-
 FAULTS = ("none", "raise", "always", "kill", "kill all", "in flight", "unrecordable", "stop", "wordy")
 
 
@@ -445,65 +376,6 @@ def test_starts_and_stops_beside_busy_threads():
     say(f"the longest took {slowest:.2f} s")
 
 
-def test_workers_outlive_the_forkserver(events, monkeypatch):
-    """When a forkserver dies, multiprocessing takes its children for dead, although they live."""
-    monkeypatch.setattr("amago.envs.pool.subprocess._QUIT_SECONDS", count(1, 6))
-    pool = make_pool([make_counting(i) for i in range(2)], workers=2, seed=0)
-    numbers = []
-    try:
-        follow = Followed(pool, 0)
-        os.kill(forkserver(), signal.SIGTERM)
-        assert gone([forkserver()])
-        for _ in range(5):
-            follow.step()
-        assert (events.at, follow.breaks.tolist()) == ([], [0, 0])
-        numbers += pids(pool)
-        os.kill(pids(pool)[0], signal.SIGKILL)
-        for _ in range(5):
-            follow.step()
-        assert follow.breaks.sum() == len(events.at) == 1
-        numbers += pids(pool)
-        os.kill(pids(pool)[1], signal.SIGSTOP)
-        close_twice(pool)
-    finally:
-        pool.close()
-        forkserver_module.ensure_running()
-    assert gone(numbers)
-    assert not processes() & set(numbers)
-
-
-GROUP = """
-    import signal, time
-    import numpy as np
-    from amago.envs import make_pool
-    from counting_env import make_counting
-
-    arrived = []
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        signal.signal(number, lambda *_: arrived.append(1))
-    pool = make_pool([make_counting(i) for i in range(2)], "async", workers=2)
-    pool.reset()
-    print("ready", flush=True)
-    while not arrived:
-        time.sleep(0.01)
-    for _ in range(20):
-        pool.step(np.zeros((2, 1), int))
-    print("restarts:", pool.drain().restarts, flush=True)
-    pool.close()
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1], ids=lambda s: s.name)
-def test_a_signal_to_the_whole_group_replaces_nobody(number, tmp_path):
-    script = program(tmp_path, GROUP)
-    assert script.stdout is not None
-    assert script.stdout.readline() == "ready\n"
-    os.killpg(script.pid, number)
-    text, _ = script.communicate(timeout=PATIENCE)
-    assert script.returncode == 0, text
-    assert text == "restarts: 0\n"
-
-
 ORPHAN = """
     import sys, time
     import numpy as np
@@ -536,43 +408,6 @@ def test_a_hung_worker_does_not_outlive_a_killed_program(tmp_path):
     assert worker_module.ORPHAN_SECONDS == 30
 
 
-FORKED = """
-    import time
-    import numpy as np
-    from amago.envs import make_pool
-    from counting_env import make_counting
-    from workers import kill, pids
-
-    pools = [make_pool([make_counting(0), make_counting(1)], "async", workers=2, mp_context="fork") for _ in range(2)]
-    for pool in pools:
-        kill(pool, 0)
-        pool.reset()
-    print("pids", *[pid for pool in pools for pid in pids(pool)], flush=True)
-    time.sleep(3600)
-"""
-
-
-def test_forked_workers_of_two_pools_do_not_keep_each_other_alive(tmp_path):
-    """A fork copies the sockets of all earlier workers, which notice the program's end only when every copy is closed."""
-    script = program(tmp_path, FORKED)
-    assert script.stdout is not None
-    while not (line := script.stdout.readline()).startswith("pids"):  # the replacements are logged first
-        assert line
-    numbers = list(map(int, line.split()[1:]))
-    assert len(numbers) == 4
-    assert all(map(alive, numbers))
-    last = numbers.pop(2)  # forked after all others
-    os.kill(last, signal.SIGSTOP)
-    script.kill()
-    try:
-        assert gone(numbers)
-        assert alive(last)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(script.pid, signal.SIGKILL)
-        script.communicate()
-
-
 BIG = 3 * 2**20
 
 LIMITED = """
@@ -603,12 +438,3 @@ def test_too_little_shared_memory_is_reported_before_the_first_step(tmp_path):
     assert "parallel_actors" in text
     assert tallied(steps) == 0
     report("runs with too little shared memory ended with an error that names it, before the first step", 1, 1)
-
-
-def test_more_than_there_is_is_refused_without_taking_it():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with leaves_nothing():
-        for size in (2**46, 2**62, 2**70):
-            with refused(MemoryError, "MiB", "shared memory"):
-                shared_block(size)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 * 1024

@@ -388,8 +388,7 @@ def test_a_full_disk_costs_no_checkpoint_and_does_not_end_the_run(tmp_path, live
     before, during, after = found["before"], found["during"], found["after"]
     assert before["states"] == during["states"] == [0, 1], "earlier ones are intact, and none is half there"
     assert (during["grad_steps"], during["env_steps"]) == (2 * before["grad_steps"], 2 * before["env_steps"])
-    assert during["temporary"] == []
-    assert during["newest"] == "run_epoch_1"
+    assert (during["temporary"], during["newest"]) == ([], "run_epoch_1")
     assert during["published"] == before["published"] == 2
     failed = [s for s in found["said"] if "could not be saved" in s]
     assert len(failed) == 2, "one warning for each epoch"

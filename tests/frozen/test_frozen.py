@@ -30,8 +30,7 @@ def test_buffer_is_read_whole(frozen, name):
     run.start()
     batch = next(iter(run.train_dloader.batches(1)))
     run.close()
-    assert len(run.dataset.store) == 16
-    assert batch.rews.shape[1:] == (12, 1)
+    assert (len(run.dataset.store), batch.rews.shape[1:]) == (16, (12, 1))
     assert bool(batch.mask.all())
     assert np.allclose(batch.obs["cue"][:, 1:].numpy(), 0.0)
     assert bool((batch.obs["cue"][:, 0] != 0).all())

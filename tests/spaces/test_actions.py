@@ -19,7 +19,7 @@ from amago.data.trajectory import StoredTraj
 from amago.envs import AMAGOEnv
 from amago.envs.exploration import EpsilonGreedy
 from amago.loading.offline.base import Converter
-from amago.nets.policy_dists import Discrete, Multibinary, Product, TanhGaussian, distribution_of
+from amago.nets.policy_dists import Product, TanhGaussian, distribution_of
 from amago.spaces import NonFiniteError, action_spec, describe, from_description
 
 G = gym.spaces
@@ -47,22 +47,19 @@ def test_an_action_survives_every_form(name: str) -> None:
     space = (SPACES | MORE)[name]
     spec = action_spec(space)
     space.seed(0)
-    assert spec.stored_dtype == DTYPES[name]
-    assert spec.parts[-1].stored.stop == spec.stored_dim
+    assert (spec.stored_dtype, spec.parts[-1].stored.stop) == (DTYPES[name], spec.stored_dim)
     assert spec.parts[-1].vector.stop == spec.dim
     for _ in range(20):
         action = space.sample()
         stored = spec.from_env(action)
-        assert stored.shape == (spec.stored_dim,)
-        assert stored.dtype == spec.stored_dtype
+        assert (stored.shape, stored.dtype) == ((spec.stored_dim,), spec.stored_dtype)
         spec.check(stored)
         back = spec.to_env(stored)
         np.testing.assert_allclose(numbers(space, back), numbers(space, action), rtol=1e-6, atol=1e-6)
         np.testing.assert_array_equal(spec.from_env(spec.to_env(spec.from_env(back))), spec.from_env(back))
         if name != "large":  # whose one-hot would take terabytes
             vector = spec.to_vector(stored)
-            assert vector.shape == (spec.dim,)
-            assert vector.dtype == np.float32
+            assert (vector.shape, vector.dtype) == ((spec.dim,), np.float32)
             np.testing.assert_array_equal(spec.from_vector(vector), stored)
             assert sum(vector[p.vector].sum() for p in spec.parts if p.kind == "discrete") == sum(
                 p.kind == "discrete" for p in spec.parts
@@ -188,37 +185,6 @@ def product(lead: tuple[int, ...] = (2, 3)) -> tuple[Any, torch.Tensor]:
     return kind, vec
 
 
-def test_a_product_is_its_factors_side_by_side() -> None:
-    kind, vec = product()
-    pi = kind(vec, log_dict=(log := {}))
-    factors = [TanhGaussian(1), Multibinary(2), Discrete(3), Discrete(2), Discrete(3)]
-    ours, at = [], 0
-    for f in factors:
-        ours.append(f(vec[..., at : at + f.input_dimension]))
-        at += f.input_dimension
-    assert at == kind.input_dimension
-    box, bits, pick, first, second = ours
-    index = [torch.tensor([[2, 0, 1], [1, 1, 0]]), torch.tensor([[1, 0, 1], [0, 1, 0]]), torch.tensor([[0, 2, 1], [1, 0, 2]])]
-    hots = [torch.nn.functional.one_hot(i, n).float() for i, n in zip(index, (3, 2, 3))]
-    number, on = torch.rand(2, 3, 1) * 1.8 - 0.9, torch.randint(0, 2, (2, 3, 2)).float()
-    vector = torch.cat([number, on, *hots], dim=-1)
-    expected = [
-        box.log_prob(number).sum(-1),
-        bits.log_prob(on).mean(-1),
-        *(d.log_prob(i) for d, i in zip((pick, first, second), index)),
-    ]
-    torch.testing.assert_close(pi.log_prob(vector), torch.stack(expected, dim=-1))
-    torch.testing.assert_close(pi.log_prob_of_vector(vector), torch.stack(expected).sum(0).unsqueeze(-1))
-    clipped = torch.cat([number, on, *(Discrete(h.shape[-1]).action_from_buffer(h) for h in hots)], dim=-1)
-    torch.testing.assert_close(kind.action_from_buffer(vector), clipped)
-    torch.testing.assert_close(pi.clip_like_policy(vector), clipped)
-    entropies = torch.stack([d.entropy() for d in (pick, first, second)]).sum(0) + bits.entropy().sum(-1)
-    torch.testing.assert_close(log["Policy Entropy"], entropies.mean())
-    torch.testing.assert_close(log["Policy Std (before tanh)"], box.scale.mean())
-    with refused(NotImplementedError, "TanhGaussianOutput"):
-        pi.entropy()
-
-
 def test_samples_follow_the_parts_probabilities() -> None:
     kind, vec = product((1,))
     pi = kind(vec.detach().expand(20_000, -1))
@@ -266,8 +232,7 @@ def test_losses_reach_everything_that_is_trained(name: str, agent_type: type[Any
         agent = build(name, agent_type)
         torch.manual_seed(1)
         loss = agent.losses(batch_of(name, stored_form), log_step=True)
-        assert loss["actor"].shape == (2, 3, 2, 1)
-        assert loss["critic"].shape == (2, 3, 4, 2, 1)
+        assert (loss["actor"].shape, loss["critic"].shape) == ((2, 3, 2, 1), (2, 3, 4, 2, 1))
         losses.append(torch.cat([loss["actor"].flatten(), loss["critic"].flatten()]))
     assert losses[0].isfinite().all()
     torch.testing.assert_close(losses[0], losses[1])

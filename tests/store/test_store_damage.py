@@ -30,8 +30,7 @@ def assert_refused(root, name, reason, caplog=None):
     store = TrajectoryStore(root)
     report = store.refresh()
     assert (report.quarantined_files, report.added, len(store)) == (1, 0, 0)
-    assert store.info()["quarantined"] == 1
-    assert quarantined(root) == [f"fifo-{name}"]
+    assert (store.info()["quarantined"], quarantined(root)) == (1, [f"fifo-{name}"])
     assert not (root / "fifo" / name).is_symlink()
     assert not (root / "fifo" / name).exists()
     if caplog is not None:
@@ -43,8 +42,7 @@ def test_without_edit_rights_bad_files_stay_and_are_counted_once(tmp_path):
     path = one_file(tmp_path)
     path.write_bytes(b"nonsense")
     store = opened(tmp_path, edit=False)
-    assert store.refresh().quarantined_files == 0
-    assert store.info()["quarantined"] == 1
+    assert (store.refresh().quarantined_files, store.info()["quarantined"]) == (0, 1)
     assert path.exists()
     path.unlink()
     store.refresh()
@@ -330,9 +328,7 @@ def test_a_file_replaced_by_another_good_one_is_taken_in_anew(tmp_path, caplog):
     store.close()  # what is open is the old file, and still good
     with refused(EvictedError, "has been replaced by another file"):
         store.read(0)
-    assert store.refresh().added == 2
-    assert episodes(store) == [3, 4]
-    assert store.info()["quarantined"] == 0
+    assert (store.refresh().added, episodes(store), store.info()["quarantined"]) == (2, [3, 4], 0)
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
@@ -348,9 +344,7 @@ def test_a_file_that_cannot_be_read_now_is_tried_again_at_the_next_refresh(tmp_p
         patch.setattr("amago.store.view._preadv", broken)
         with pytest.raises(EvictedError, match=r"n1\.safetensors cannot be read now: .*Errno"):
             store.read(2)
-    assert episodes(store) == [7, 8]
-    assert store.refresh().added == 1
-    assert episodes(store) == [7, 8, 1]
+    assert (episodes(store), store.refresh().added, episodes(store)) == ([7, 8], 1, [7, 8, 1])
     with monkeypatch.context() as patch:  # a fault of this process, not of the file
         patch.setattr("amago.store.view._preadv", lambda *args: (_ for _ in ()).throw(OSError(errno.EMFILE, "too many")))
         with refused(OSError, "too many"):

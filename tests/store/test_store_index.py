@@ -58,8 +58,7 @@ def test_without_edit_rights_nothing_on_disk_changes(tmp_path):
         put(tmp_path, [i])
     before = names(tmp_path)
     store = opened(tmp_path, 1, edit=False)
-    assert len(store) == 4
-    assert names(tmp_path) == before
+    assert (len(store), names(tmp_path)) == (4, before)
     assert not (tmp_path / "order.journal").exists()
     with refused(PermissionError, "edit=False"):
         store.delete()
@@ -314,5 +313,4 @@ def test_pickles_are_refused_at_first_and_skipped_later(tmp_path, caplog):
         (tmp_path / "protected" / name).write_bytes(pickle.dumps(1))
     with pytest.raises(PickleRefusedError, match=r"old_1_2.traj \(and 1 more\) is a .traj pickle.*amago buffer import"):
         opened(tmp_path)
-    assert store.refresh().quarantined_files == 2
-    assert episodes(store) == [1]
+    assert (store.refresh().quarantined_files, episodes(store)) == (2, [1])

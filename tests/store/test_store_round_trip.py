@@ -63,8 +63,7 @@ def test_what_is_read_is_what_was_written(world, save_as):
         assert store.lengths.tolist() == [len(t) for t in trajs]
         for i, traj in enumerate(trajs):
             assert_same(store.read(i), traj)
-            assert store.env_name(i) == traj.env_name
-            assert store.action_spec(i).space == space
+            assert (store.env_name(i), store.action_spec(i).space) == (traj.env_name, space)
             assert store.obs_space(i) == obs_space
         store.close()
 
@@ -104,12 +103,10 @@ def test_kinds_mix_in_both_partitions_protected_first(tmp_path):
     put(tmp_path, [3], "e", "segments", "protected")
     store = opened(tmp_path)
     found = episodes(store)
-    assert sorted(found[:3]) == [1, 2, 3]
-    assert sorted(found[3:]) == [10, 11, 20]
+    assert (sorted(found[:3]), sorted(found[3:])) == ([1, 2, 3], [10, 11, 20])
     for i in range(6):
         assert_numbered(store.read(i, 2, 4), 2)
-    assert store.info()["trajectories_protected"] == 3
-    assert store.info()["timesteps"] == 24
+    assert (store.info()["trajectories_protected"], store.info()["timesteps"]) == (3, 24)
 
 
 def test_a_segment_is_plain_safetensors(tmp_path):
@@ -118,8 +115,7 @@ def test_a_segment_is_plain_safetensors(tmp_path):
     assert path.name == "w-000000000000-n3.safetensors"
     tensors = load_file(path)
     np.testing.assert_array_equal(tensors["ep_offsets"], [0, 5, 10, 15])
-    assert tensors["obs/image"].shape == (18, 2, 2, 3)
-    assert tensors["dones"].dtype == np.bool_
+    assert (tensors["obs/image"].shape, tensors["dones"].dtype) == ((18, 2, 2, 3), np.bool_)
     np.testing.assert_array_equal(tensors["actions"][:, 0], np.tile(np.arange(5), 3))
 
 
@@ -147,8 +143,7 @@ def test_archives_that_numpy_saved_again_are_read(tmp_path):
     np.savez(directory / "mine_1_2.npz", **arrays)
     np.savez_compressed(directory / "mine_2_2.npz", **arrays)
     store = opened(tmp_path)
-    assert len(store) == 2
-    assert [assert_numbered(store.read(i, 1, 3), 1) for i in range(2)] == [7, 7]
+    assert (len(store), [assert_numbered(store.read(i, 1, 3), 1) for i in range(2)]) == (2, [7, 7])
 
 
 def test_environment_names_are_kept_and_made_safe_for_file_names(tmp_path):
@@ -166,8 +161,7 @@ def test_environment_names_are_kept_and_made_safe_for_file_names(tmp_path):
 def test_what_is_not_there(tmp_path):
     put(tmp_path, [1])
     store = opened(tmp_path)
-    assert list(store.read(0, keys=["image"]).obs) == ["image"]
-    assert store.read(0, keys=[]).obs == {}
+    assert (list(store.read(0, keys=["image"]).obs), store.read(0, keys=[]).obs) == (["image"], {})
     check_refused(KeyError, (naming("'depth'", ["a/b", "image"]), lambda: store.read(0, keys=["depth"])))
     slices = [(-1, None), (4, None), (2, 2), (3, 1)]
     check_refused(ValueError, *(("trajectory of 4", lambda part=part: store.read(0, *part)) for part in slices))

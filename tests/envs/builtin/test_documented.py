@@ -62,8 +62,7 @@ def test_defaults_can_be_bound_with_gin() -> None:
         assert builtin.MetaFrozenLake(4).hard_mode is True
         assert builtin.MetaFrozenLake(4, hard_mode=False).hard_mode is False
         assert builtin.TMazePassive().episode_length == 4
-        assert builtin.TMazeActive().corridor_length == 10
-        assert builtin.RoomKeyDoor().size == 4
+        assert (builtin.TMazeActive().corridor_length, builtin.RoomKeyDoor().size) == (10, 4)
     finally:
         config.clear()
 

@@ -40,8 +40,7 @@ def test_the_agent_is_red_and_its_goal_green():
     for action in (2, 0, 0, 0, 0):
         picture = env.render()
         agent, goal = picture[36, 12 + 24 * (env.position[0] + 1)], picture[36 - 24 * env.goal, 12 + 24 * 4]
-        assert agent.argmax() == 0
-        assert goal.argmax() == 1
+        assert (agent.argmax(), goal.argmax()) == (0, 1)
         env.step(action)
 
 

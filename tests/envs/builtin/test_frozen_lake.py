@@ -65,9 +65,7 @@ def test_the_shortest_path_wins_every_attempt_and_wastes_no_step(size: int, k: i
                 steps, total = steps + 1, total + reward
                 assert not truncated
                 if i < len(path) - 1:
-                    assert reward == 0.0
-                    assert info == {}
-                    assert obs[2] == 0.0
+                    assert (reward, info, obs[2]) == (0.0, {}, 0.0)
                     np.testing.assert_allclose(obs[3], attempt / k, rtol=1e-6)
             assert info[f"{AMAGO_ENV_LOG_PREFIX} Attempt {attempt} Success"] == 1.0
             np.testing.assert_array_equal(env.holes, holes)  # the same lake for all attempts
@@ -75,8 +73,7 @@ def test_the_shortest_path_wins_every_attempt_and_wastes_no_step(size: int, k: i
                 np.testing.assert_allclose(obs, [0, 0, 1, (attempt + 1) / k], rtol=1e-6)
         assert terminated
         np.testing.assert_allclose(obs, [(size - 1) / size, (size - 1) / size, 0, 1], rtol=1e-6)
-        assert total == k
-        assert steps == k * len(path)
+        assert (total, steps) == (k, k * len(path))
         assert info[f"{AMAGO_ENV_LOG_PREFIX} Success Rate"] == 1.0
 
 

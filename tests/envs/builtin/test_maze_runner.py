@@ -74,8 +74,7 @@ def test_a_maze_without_loops_is_a_tree(size: int) -> None:
         assert not np.concatenate((free[0], free[-1], free[:, 0], free[:, -1])).any()  # walls all around
         assert free[1::2, 1::2].all()  # rooms
         assert not free[::2, ::2].any()  # corners of walls
-        assert int(free.sum()) == 2 * rooms - 1
-        assert len(pieces(free)) == 1
+        assert (int(free.sum()), len(pieces(free))) == (2 * rooms - 1, 1)
         touching = int((free[1:] & free[:-1]).sum() + (free[:, 1:] & free[:, :-1]).sum())
         assert touching == int(free.sum()) - 1  # connected, with one edge less than cells
 

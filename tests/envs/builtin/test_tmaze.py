@@ -104,32 +104,3 @@ def test_each_action_but_forward_costs_the_penalty_except_first_and_last(
     assert [s[2] for s in steps] == [False] * (horizon - 1) + [True]
     assert all(s[0] in env.observation_space for s in steps)
     assert {type(s[1]) for s in steps} == {float}
-
-
-def test_walls_and_arms() -> None:
-    env = TMazePassive(20)
-    env.reset(seed=0)
-    script = [(UP, (0, 0)), (DOWN, (0, 0)), (LEFT, (0, 0)), (RIGHT, (1, 0)), (UP, (1, 0)), (LEFT, (0, 0))]
-    for action, where in script:
-        obs, *_ = env.step(action)
-        assert env.position == where
-        np.testing.assert_array_equal(obs, [0, 0])  # the start no longer shows the sign
-    env = TMazeActive(2)
-    env.reset(seed=0)
-    for action, where, obs_y in [
-        (RIGHT, (1, 0), None),
-        (RIGHT, (2, 0), 0),
-        (UP, (2, 1), 1),
-        (LEFT, (2, 1), 1),
-        (DOWN, (2, 0), 0),
-    ]:
-        obs, *_ = env.step(action)
-        assert env.position == where
-        assert obs.tolist() == ([0, 0] if obs_y is None else [1, obs_y])
-    env = TMazeActive(5)
-    with_goal(env, 1)
-    for action, where in [(RIGHT, 1), (RIGHT, 2), (RIGHT, 3), (RIGHT, 4), (RIGHT, 5)]:
-        env.step(action)
-        assert env.position == (where, 0)
-    assert [env.step(UP)[0].tolist(), env.position] == [[1, 1], (5, 1)]
-    assert [env.step(UP)[0].tolist(), env.position] == [[1, 1], (5, 1)]

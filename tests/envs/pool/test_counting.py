@@ -1,6 +1,7 @@
 """Through the pool, exploration, the recorder and the disk: every number comes out where it belongs, in every env_mode."""
 
 from collections import defaultdict
+from contextlib import closing
 
 import gymnasium as gym
 import numpy as np
@@ -63,8 +64,7 @@ def check_arrays(pool, rows, kind, previous):
     spec = action_spec(ACTIONS[kind])
     for i in range(rows.start, rows.stop):
         t, actor, episode, _ = (int(x) for x in pool.obs["count"][i])
-        assert actor == i
-        assert pool.time_idxs[i, 0] == t
+        assert (actor, pool.time_idxs[i, 0]) == (i, t)
         assert pool.resets[i] == (t == 0)
         if t == 0:
             assert not pool.rl2s[i].any()
@@ -143,21 +143,17 @@ def frames(steps, idle):
 @pytest.mark.parametrize("mode", list(MODES))
 def test_every_number_is_where_it_belongs(mode, kind, tmp_path):
     steps = 60
-    pool = start(mode, kind, tmp_path)
-    try:
+    with closing(start(mode, kind, tmp_path)) as pool:
         play(pool, kind, steps)
         expected = finished(steps, idle=1 if mode == "next_step" else 0)
         assert pool.flush() == len(expected)
         stats = pool.drain()
-    finally:
-        pool.close()
     assert read(tmp_path, kind) == {(a, e): [(0, length_of(a, e))] for a, e in expected}
     told = {(r.actor, int(r.metrics["Episode Number"])): r for r in stats.episodes}
     assert told.keys() == expected
     for (actor, episode), record in told.items():
         n = length_of(actor, episode)
-        assert record.length == n
-        assert record.env_name == "counting"
+        assert (record.length, record.env_name) == (n, "counting")
         assert record.terminated == is_terminated(actor, episode)
         assert record.ret == pytest.approx(sum(np.float32(reward_of(actor, episode, t)) for t in range(1, n + 1)), rel=1e-6)
         assert record.metrics.keys() == {"Episode Number", "time"}
@@ -197,8 +193,7 @@ def test_pieces_join(mode, stagger, tmp_path):
 
 @pytest.mark.parametrize("mode", ["sync", "async", "same_step", "next_step"])
 def test_unfinished_rollouts_are_committed_on_request(mode, tmp_path):
-    pool = start(mode, "discrete", tmp_path)
-    try:
+    with closing(start(mode, "discrete", tmp_path)) as pool:
         play(pool, "discrete", 20)
         at = {i: tuple(int(x) for x in pool.obs["count"][i, [0, 2]]) for i in range(N)}
         pool.flush(partial=True)
@@ -207,8 +202,6 @@ def test_unfinished_rollouts_are_committed_on_request(mode, tmp_path):
         assert under_way
         for key, t in under_way.items():
             assert pieces[key] == [(0, t)]
-    finally:
-        pool.close()
 
 
 @pytest.mark.parametrize("kind", list(ACTIONS))
@@ -216,8 +209,7 @@ def test_async_equals_sync_bit_for_bit(kind, tmp_path):
     config.bind({"EpsilonGreedy.steps_anneal": 50, "EpsilonGreedy.eps_end": 0.5})
     seen, stored, stats, states = {}, {}, {}, {}
     for mode in ("sync", "async-one", "async"):
-        pool = start(mode, kind, tmp_path / mode, save_every=4, stagger=True)
-        try:
+        with closing(start(mode, kind, tmp_path / mode, save_every=4, stagger=True)) as pool:
             rng = np.random.default_rng(3)
             pool.reset()
             arrays = []
@@ -229,8 +221,6 @@ def test_async_equals_sync_bit_for_bit(kind, tmp_path):
             states[mode] = pool.state_dict()
             drained = pool.drain()
             stats[mode] = (drained.episodes, drained.frames)
-        finally:
-            pool.close()
         store = TrajectoryStore(tmp_path / mode)
         store.refresh()
         stored[mode] = [store.read(i) for i in range(len(store))]
@@ -238,8 +228,7 @@ def test_async_equals_sync_bit_for_bit(kind, tmp_path):
     for mode in ("async-one", "async"):
         for a, b in zip(seen["sync"], seen[mode], strict=True):
             np.testing.assert_array_equal(a, b)
-        assert stats[mode] == stats["sync"]
-        assert states[mode] == states["sync"]
+        assert (stats[mode], states[mode]) == (stats["sync"], states["sync"])
     assert len(stored["async-one"]) == len(stored["sync"]) > 10
     for a, b in zip(stored["sync"], stored["async-one"]):  # one worker: in the same order, too
         np.testing.assert_array_equal(a.obs["count"][:, :3], b.obs["count"][:, :3])
@@ -265,11 +254,8 @@ def check_batch(batch, kind):
 def test_extra_fields_of_each_kind_of_rows_reach_the_batch(mode, save_as, tmp_path):
     fields = tuple(sorted(EXTRAS, key=lambda x: x.name))
     root = tmp_path / "counting" / "buffer"
-    pool = start(mode, "discrete", root, extra_fields=fields, save_trajs_as=save_as, save_every=4)
-    try:
+    with closing(start(mode, "discrete", root, extra_fields=fields, save_trajs_as=save_as, save_every=4)) as pool:
         play(pool, "discrete", 40)
-    finally:
-        pool.close()
     pieces = read(root, "discrete")
     assert len(pieces) > N
     assert any(len(found) > 1 for found in pieces.values())
@@ -311,13 +297,10 @@ def without(name, at):
     ids=["missing", "missing at reset", "not finite", "shape", "dtype"],
 )
 def test_a_wrong_extra_is_a_fault_of_its_environment(mode, bad, words, tmp_path):
-    pool = start(mode, "discrete", tmp_path, bad=bad, max_env_restarts=2, extra_fields=EXTRAS)
-    try:
+    with closing(start(mode, "discrete", tmp_path, bad=bad, max_env_restarts=2, extra_fields=EXTRAS)) as pool:
         with pytest.raises(ActorError) as raised:
             pool.reset()
             for _ in range(9):
                 pool.step(np.zeros((N, 1), np.int64))
         text = str(raised.value)
         assert all(word in text for word in [*words, "counting"]), text
-    finally:
-        pool.close()

@@ -5,6 +5,7 @@ import logging
 import os
 import time
 from collections import defaultdict
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -56,10 +57,11 @@ def test_a_fault_is_survived_and_counted(mode, how, tmp_path, caplog):
     options = {"workers": 2} if mode == "async" else {}
     options |= {"step_timeout": 10.0} if how == "hang" else {}  # long: a slow step on a busy machine is no hang
     recorder = {"save_trajs_to": str(tmp_path / "fifo"), "save_trajs_as": "segments"}
-    pool = make_pool(
-        faulty(tmp_path, how), mode, recorder=recorder, exploration=EpsilonGreedy, seed=0, max_env_restarts=3, **options
-    )
-    try:
+    with closing(
+        make_pool(
+            faulty(tmp_path, how), mode, recorder=recorder, exploration=EpsilonGreedy, seed=0, max_env_restarts=3, **options
+        )
+    ) as pool:
         pool.reset()
         others = [i for i in range(N) if i != 1]
         with caplog.at_level(logging.WARNING):
@@ -76,8 +78,6 @@ def test_a_fault_is_survived_and_counted(mode, how, tmp_path, caplog):
         state = pool.state_dict()
         # Schedules continue, those of replaced actors too.
         assert [state["actors"][str(i)]["exploration"]["global_step"] for i in range(N)] == [63] * N
-    finally:
-        pool.close()
     episodes = read(tmp_path)
     assert set(episodes) == set(range(N))
     if how == "raise":  # only that environment was replaced; nothing that had ended is lost
@@ -100,8 +100,7 @@ def test_a_fault_is_survived_and_counted(mode, how, tmp_path, caplog):
 @pytest.mark.parametrize("together", [False, True])
 def test_a_death_that_something_else_notices_while_groups_step(together, tmp_path):
     """The new worker does not answer the step that its predecessor was in."""
-    pool = make_pool(faulty(tmp_path, ""), "async", workers=2, seed=0, max_env_restarts=50)
-    try:
+    with closing(make_pool(faulty(tmp_path, ""), "async", workers=2, seed=0, max_env_restarts=50)) as pool:
         pool.reset()
         actions = np.zeros((N, 1), dtype=int)
         if together:
@@ -114,8 +113,6 @@ def test_a_death_that_something_else_notices_while_groups_step(together, tmp_pat
             pool.wait(g)
         pool.step(actions)
         assert pool.drain().restarts == 0
-    finally:
-        pool.close()
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
@@ -130,14 +127,11 @@ def test_too_many_faults_end_the_run_with_the_traceback(mode, tmp_path):
 
     recorder = {"save_trajs_to": str(tmp_path / "fifo"), "save_trajs_as": "segments"}
     make = [lambda i=i: AMAGOEnv(Breaks(i)) for i in range(N)]
-    pool = make_pool(make, mode, max_env_restarts=6, workers=1, recorder=recorder)
-    try:
+    with closing(make_pool(make, mode, max_env_restarts=6, workers=1, recorder=recorder)) as pool:
         pool.reset()
         play(pool, 20)
         Path(broken).touch()
         check_refused(ActorError, (naming(7, "max_env_restarts", 6, "always broken"), lambda: play(pool, 10)))
-    finally:
-        pool.close()
     assert sum(map(len, read(tmp_path).values())) > 10  # what had ended before is on disk
 
 
@@ -151,12 +145,9 @@ def test_an_environment_that_cannot_be_made_again_is_tried_until_the_limit(mode,
         open(flag, "w").close()
         return AMAGOEnv(CountingEnv(0, fault="always"))
 
-    pool = make_pool([make], mode, max_env_restarts=2, workers=1 if mode == "async" else None)
-    try:
+    with closing(make_pool([make], mode, max_env_restarts=2, workers=1 if mode == "async" else None)) as pool:
         pool.reset()
         check_refused(ActorError, (naming(3, "licence server"), lambda: pool.step(np.zeros((1, 1), int))))
-    finally:
-        pool.close()
 
 
 def test_a_constructor_that_fails_or_hangs_is_reported_at_once():

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import gymnasium as gym
@@ -72,13 +73,10 @@ def play(pool, steps):
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("wrong", sorted(CAUSES))
 def test_a_mistake_before_any_rollout_has_ended_ends_the_run_with_its_cause_first(wrong, mode, caplog):
-    pool = make_pool(maker(wrong), mode, parallel_actors=2, workers=1)
-    try:
+    with closing(make_pool(maker(wrong), mode, parallel_actors=2, workers=1)) as pool:
         pool.reset()
         with pytest.raises(EnvironmentMistake) as err:
             play(pool, 2)
-    finally:
-        pool.close()
     message = str(err.value)
     assert message.startswith(CAUSES[wrong])
     assert "actor 0" in message
@@ -94,13 +92,10 @@ def test_a_mistake_in_a_batch_of_environments():
         envs = gym.vector.SyncVectorEnv([lambda: Mistaken("attribute", step=3) for _ in range(2)])
         return AMAGOEnv(envs, env_name="Mine", batched_envs=2)
 
-    pool = make_pool([make], "already_vectorized", parallel_actors=2)
-    try:
+    with closing(make_pool([make], "already_vectorized", parallel_actors=2)) as pool:
         pool.reset()
         with pytest.raises(EnvironmentMistake, match="forgotten_name"):
             play(pool, 3)
-    finally:
-        pool.close()
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
@@ -109,24 +104,18 @@ def test_the_same_error_is_a_fault_once_a_rollout_has_ended_or_lasted_long(mode)
         ({"episode": 1, "step": 2}, LENGTH + 3),
         ({"step": PROVEN_STEPS + 1, "length": 10**9}, PROVEN_STEPS + 2),
     ):
-        pool = make_pool(maker("reward", **where), mode, parallel_actors=2, workers=1)
-        try:
+        with closing(make_pool(maker("reward", **where), mode, parallel_actors=2, workers=1)) as pool:
             pool.reset()
             play(pool, steps)
             assert pool.drain().restarts == 2
-        finally:
-            pool.close()
 
 
 def test_a_crash_is_no_mistake_and_is_logged_with_its_traceback_once(caplog):
-    pool = make_pool(maker("crash"), "sync", parallel_actors=1, max_env_restarts=40)
-    try:
+    with closing(make_pool(maker("crash"), "sync", parallel_actors=1, max_env_restarts=40)) as pool:
         pool.reset()
         with pytest.raises(ActorError, match=naming(41, "max_env_restarts", 40, "the simulator has crashed")) as err:
             play(pool, 41)
         assert not isinstance(err.value, EnvironmentMistake)
-    finally:
-        pool.close()
     lines = caplog.text.splitlines()
     assert sum("Traceback" in line for line in lines) == 1
     assert len(lines) < 50

@@ -1,13 +1,11 @@
 """Starting a pool, refused arguments, and what is left after closing it."""
 
-import gc
 import os
 import subprocess
 import sys
 import textwrap
 import threading
-import time
-from pathlib import Path
+from contextlib import closing
 
 import gin
 import gymnasium as gym
@@ -15,50 +13,13 @@ import numpy as np
 import pytest
 import tiny
 from counting_env import CountingEnv, make_counting, make_vector
+from fault_helpers import leaves_nothing, processes
 from messages import check_refused, naming
 
 from amago import config
 from amago.envs import AMAGOEnv, make_pool
 
 SAME_STEP = gym.vector.AutoresetMode.SAME_STEP
-
-
-def descriptors():
-    return {
-        fd: os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")
-    }
-
-
-def shared():
-    """Named shared memory of Python programs; other programs of the machine come and go."""
-    return {name for name in os.listdir("/dev/shm") if name.startswith(("psm_", "sem.mp-", "amago"))}
-
-
-def processes():
-    """Living descendants of this process, without multiprocessing's forkserver and resource tracker."""
-    parents, names = {}, {}
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            names[pid] = Path(f"/proc/{pid}/cmdline").read_text()
-        except OSError:
-            continue
-        if stat[0] != "Z":
-            parents[pid] = stat[1]
-    found, edge = set(), {str(os.getpid())}
-    while edge:
-        edge = {p for p, parent in parents.items() if parent in edge and p not in found}
-        found |= edge
-    tops = {p for p in found if parents[p] == str(os.getpid())}
-    return {p for p in found if not (p in tops and ("forkserver" in names[p] or "resource_tracker" in names[p]))}
-
-
-def until(condition):
-    """Wait for a condition: what ends a process returns before its parent, the forkserver, has noticed."""
-    deadline = time.monotonic() + 200
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -69,30 +30,24 @@ def _warm():
 
 @pytest.mark.parametrize("context", [None, "fork", "spawn"])
 def test_close_leaves_nothing(context):
-    gc.collect()
-    before = descriptors(), processes(), shared()
-    pool = make_pool([make_counting(i) for i in range(4)], "async", workers=2, mp_context=context)
-    pool.reset()
-    pool.step(np.zeros((4, 1), int))
-    assert len(processes()) - len(before[1]) == 2
-    times = pool.time_idxs.copy()
-    pool.close()
-    pool.close()
-    np.testing.assert_array_equal(pool.time_idxs, times)  # may still be read
-    gc.collect()
-    until(lambda: processes() == before[1])
-    assert shared() == before[2]
-    assert len(descriptors()) == len(before[0])
+    before = processes()
+    with leaves_nothing():
+        pool = make_pool([make_counting(i) for i in range(4)], "async", workers=2, mp_context=context)
+        pool.reset()
+        pool.step(np.zeros((4, 1), int))
+        assert len(processes()) - len(before) == 2
+        times = pool.time_idxs.copy()
+        pool.close()
+        pool.close()
+        np.testing.assert_array_equal(pool.time_idxs, times)  # may still be read
+        del pool
 
 
 def test_a_pool_that_is_forgotten_is_closed():
-    before = processes()
-    pool = make_pool([make_counting(0)], "async")
-    pool.reset()
-    assert processes() != before
-    del pool
-    gc.collect()
-    until(lambda: processes() == before)
+    with leaves_nothing():
+        pool = make_pool([make_counting(0)], "async")
+        pool.reset()
+        del pool
 
 
 def script(tmp_path, text):
@@ -219,8 +174,7 @@ def test_wrong_arguments_are_refused():
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_wrong_calls_are_refused(mode):
-    pool = make_pool(make_counting(0), mode, parallel_actors=2, workers=1)
-    try:
+    with closing(make_pool(make_counting(0), mode, parallel_actors=2, workers=1)) as pool:
         pool.reset()
         check_refused(
             ValueError,
@@ -234,8 +188,6 @@ def test_wrong_calls_are_refused(mode):
         pool.wait(0)
         if mode == "async":
             check_refused(ValueError, (naming("env_mode='async'", "env_mode='sync'"), pool.render))
-    finally:
-        pool.close()
     check_refused(
         ValueError, ("the pool is closed", pool.reset), ("the pool is closed", lambda: pool.step(np.zeros((2, 1), int)))
     )
@@ -263,8 +215,6 @@ def test_environments_are_seeded_alike_in_every_mode():
     np.testing.assert_array_equal(drawn["a"], drawn["d"])
     assert len(set(np.concatenate(drawn["a"] + drawn["c"]).tolist())) == 12  # rollouts and actors differ
 
-
-# ---- bindings of a class that a worker imports while it makes the environments ----------------------------------------------
 
 MODULE = """
 import gin

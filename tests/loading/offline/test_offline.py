@@ -30,9 +30,6 @@ def minari_root(tmp_path, monkeypatch):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
 
 
-# ---- the sources: a function (directory, episodes) -> dataset, and whether it keeps the last step of a cut episode --------------
-
-
 def arrays(tmp_path, episodes, **options):
     return ArrayDataset(**rec.rows(episodes, **options), action_space=rec.ACT)
 

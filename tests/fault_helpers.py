@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 LONG = os.environ.get("AMAGO_FAULTS", "") == "long"
-_TESTS = Path(__file__).resolve().parent.parent
+_TESTS = Path(__file__).resolve().parent
 _programs: list[subprocess.Popen[str]] = []
 _OWN = ("forkserver", "resource_tracker")  # processes that multiprocessing keeps for as long as this one lives
 
@@ -152,7 +152,7 @@ class Held:
         return more
 
 
-def assert_nothing_left(before: Held, within: float = 60.0) -> None:
+def assert_nothing_left(before: Held, within: float = 200.0) -> None:
     """Fail unless this process soon holds no more than ``before``: no child, shared memory, descriptor or thread."""
     deadline = time.monotonic() + within
     while more := Held.now().more_than(before):
@@ -161,7 +161,7 @@ def assert_nothing_left(before: Held, within: float = 60.0) -> None:
 
 
 @contextlib.contextmanager
-def leaves_nothing(within: float = 60.0) -> Iterator[None]:
+def leaves_nothing(within: float = 200.0) -> Iterator[None]:
     """Fail if the block leaves something behind (`assert_nothing_left`). Start what stays, such as the forkserver, before it."""
     before = Held.now()
     yield
