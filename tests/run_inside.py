@@ -70,6 +70,20 @@ def run_script(
     return Outcome(0, text.getvalue())
 
 
+TINY = (
+    "--run_name tiny --buffer_dir . --epochs 1 --grads_per_epoch 2 --timesteps_per_epoch 24 --parallel_actors 2 --batch_size 4 "
+    "--memory_size 16 --memory_layers 1 --no_async --seed 0 --quiet"
+)
+
+
+def run_example(name: str, cwd: Path, arguments: str) -> str:
+    """What a script of examples/ prints with tiny sizes and more arguments, which win; its run is ``tiny``. It must end well."""
+    script = Path(__file__).parents[1] / "examples" / name
+    outcome = run_script(script, [*TINY.split(), *arguments.split()], cwd)
+    assert outcome.code == 0, outcome.text
+    return outcome.text
+
+
 def run_amago(arguments: Sequence[str], cwd: Path, env: Mapping[str, str] | None = None) -> Outcome:
     """``amago arguments``."""
     from amago.cli import main

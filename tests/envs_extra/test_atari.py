@@ -1,13 +1,13 @@
 """Atari against Gymnasium's own preprocessing, ale-py's own actions, and published scores of the random policy."""
 
 import itertools
-import json
 from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from run_inside import run_script
+from run_inside import run_example
+from tiny import rows
 
 from amago.envs import AMAGOEnv
 from amago.envs.builtin.ale_retro import ACTION_SPACES, BITS, AtariGame, atari_games, game_name
@@ -16,7 +16,6 @@ from amago.envs.statistics import AMAGO_ENV_LOG_PREFIX
 ale_py = pytest.importorskip("ale_py", reason="ale-py is not installed: pip install 'amago[atari]'")
 pytest.importorskip("cv2", reason="opencv is not installed: pip install 'amago[atari]'")
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "08_ale.py"
 GAME_RETURN = f"{AMAGO_ENV_LOG_PREFIX} Game Return"
 
 
@@ -156,20 +155,9 @@ def test_the_seed_decides_what_sticks() -> None:
     assert frames[2] == frames[3]
 
 
-FEW = (
-    "--run_name tiny --buffer_dir . --epochs 1 --grads_per_epoch 2 --timesteps_per_epoch 24 --batch_size 4 --memory_size 16 "
-    "--memory_layers 1 --seed 0 --quiet --no_async --time_limit 10 --resolution 36 --games Pong Breakout"
-)
-
-
 def test_example_gives_each_actor_a_game(tmp_path: Path) -> None:
-    arguments = [
-        *FEW.split(), "--parallel_actors", "3", "--action_space", "continuous", "--cnn", "nature", "--grayscale",
-        "--life_loss",
-    ]  # fmt: skip
-    outcome = run_script(EXAMPLE, arguments, tmp_path)
-    assert outcome.code == 0, outcome.text
-    rows = [json.loads(line) for line in (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()]
-    told = " ".join(key for row in rows if row["section"] == "test" for key in row["values"])
+    words = "--parallel_actors 3 --action_space continuous --cnn nature --grayscale --life_loss --time_limit 10 --resolution 36"
+    run_example("08_ale.py", tmp_path, f"{words} --games Pong Breakout")
+    told = " ".join(key for row in rows(tmp_path / "tiny", "test") for key in row["values"])
     assert "atari_Pong" in told
     assert "atari_Breakout" in told

@@ -1,6 +1,5 @@
 """Crafter with instructions against Crafter itself, scripted players, and replays of relabelled rollouts."""
 
-import json
 import re
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -9,7 +8,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from run_inside import run_script
+from run_inside import run_example
+from tiny import rows
 
 from amago.data.trajectory import FrozenTraj
 from amago.envs.builtin.crafter import (
@@ -27,7 +27,6 @@ from amago.relabeling import completion_times
 
 crafter = pytest.importorskip("crafter", reason="Crafter is not installed: pip install 'amago[crafter]'")
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "16_crafter_instructions.py"
 ACTIONS = list(crafter.constants.actions)
 NOOP, LEFT, RIGHT, UP, DOWN, DO, SLEEP = range(7)
 LOGGED = ("Goals Reached", "Success", "Achievements", "Died")
@@ -264,23 +263,15 @@ def test_nothing_done_is_nothing_to_relabel() -> None:
         InstructionRelabeler("most")
 
 
-TINY = (
-    "--run_name tiny --buffer_dir . --memory_size 16 --memory_layers 1 --no_async --seed 0 --quiet --time_limit 12 --max_goals 3 "
-    "--epochs 1 --grads_per_epoch 2 --timesteps_per_epoch 12 --parallel_actors 2 --batch_size 4 --start_learning_at_epoch 0"
-)
-
-
 def test_evaluation_of_listed_tasks(tmp_path: Path) -> None:
-    kind, extra = "crop", "--ckpt 0"
-    trained = run_script(EXAMPLE, [*TINY.split(), "--obs_kind", kind], tmp_path)
-    assert trained.code == 0, trained.text
-    rows = (tmp_path / "tiny" / "metrics.jsonl").read_text()
-    (values,) = [row["values"] for row in map(json.loads, rows.splitlines()) if row["section"] == "test"]
-    assert {f"Average {name} in crafter" for name in LOGGED} <= set(values)
-    arguments = f"--obs_kind {kind} {extra} --eval_mode --eval_rollouts 2 --eval_tasks travel_4_4 collect_wood,eat_cow"
-    outcome = run_script(EXAMPLE, [*TINY.split(), *arguments.split()], tmp_path)
-    assert outcome.code == 0, outcome.text
+    few = "--obs_kind crop --time_limit 12 --max_goals 3 --timesteps_per_epoch 12 --start_learning_at_epoch 0"
+    run_example("16_crafter_instructions.py", tmp_path, few)
+    log = (tmp_path / "tiny" / "metrics.jsonl").read_text()
+    (row,) = rows(tmp_path / "tiny", "test")
+    assert {f"Average {name} in crafter" for name in LOGGED} <= set(row["values"])
+    more = "--ckpt 0 --eval_mode --eval_rollouts 2 --eval_tasks travel_4_4 collect_wood,eat_cow"
+    text = run_example("16_crafter_instructions.py", tmp_path, f"{few} {more}")
     for task in ("travel_4_4", "collect_wood+eat_cow"):
-        assert f"crafter_{task}" in outcome.text
+        assert f"crafter_{task}" in text
         assert (tmp_path / "tiny" / "videos" / f"{task}.gif").stat().st_size > 1000
-    assert (tmp_path / "tiny" / "metrics.jsonl").read_text() == rows  # the run itself is left alone
+    assert (tmp_path / "tiny" / "metrics.jsonl").read_text() == log, "the run itself is left alone"

@@ -1,33 +1,23 @@
 """Scores of D4RL against published numbers; the example on a file and a Minari dataset that it, or this test, records."""
 
-import json
 from importlib.util import find_spec
 from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from run_inside import Outcome, run_script
+import tiny
+from run_inside import run_example
 from support.d4rl_scores import REFERENCE_RETURNS, NormalizedScore, normalized_score, reference_returns
 
 from amago.envs.statistics import AMAGO_ENV_LOG_PREFIX
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "14_d4rl.py"
-TINY = (
-    "--run_name tiny --buffer_dir . --epochs 1 --grads_per_epoch 2 --timesteps_per_epoch 24 --parallel_actors 2 --batch_size 4 "
-    "--memory_size 16 --memory_layers 1 --max_seq_len 8 --no_async --seed 0 --quiet --env Pendulum-v1 --score_range -1200 -150"
-)
 SCORE = f"{AMAGO_ENV_LOG_PREFIX} Normalized Score"
 
 
-def run(directory: Path, *arguments: str) -> Outcome:
-    outcome = run_script(EXAMPLE, [*TINY.split(), *arguments], directory)
-    assert outcome.code == 0, outcome.text
-    return outcome
-
-
-def rows(directory: Path) -> list[dict]:
-    return [json.loads(line) for line in (directory / "tiny" / "metrics.jsonl").read_text().splitlines()]
+def run(directory: Path, *arguments: str) -> None:
+    few = "--max_seq_len 8 --env Pendulum-v1 --score_range -1200 -150"
+    run_example("14_d4rl.py", directory, " ".join([few, *arguments]))
 
 
 def test_published_returns_get_their_published_scores() -> None:
@@ -89,13 +79,15 @@ def test_offline_on_a_file_that_it_records(tmp_path: Path) -> None:
         assert not file["terminals"][()].any()
         assert np.abs(file["actions"][()]).max() > 1.5
         before = file["rewards"][()]
-    assert {row["section"] for row in rows(tmp_path)} == {"val", "buffer", "train", "test"}
-    assert {row["env_steps"] for row in rows(tmp_path)} == {0}
-    assert any("Normalized Score" in key for row in rows(tmp_path) if row["section"] == "test" for key in row["values"])
+    assert {row["section"] for row in tiny.rows(tmp_path / "tiny")} == {"val", "buffer", "train", "test"}
+    assert {row["env_steps"] for row in tiny.rows(tmp_path / "tiny")} == {0}
+    assert any(
+        "Normalized Score" in key for row in tiny.rows(tmp_path / "tiny") if row["section"] == "test" for key in row["values"]
+    )
     assert not list((tmp_path / "tiny").glob("buffer/fifo/*.safetensors"))
 
     run(tmp_path, "--dataset", "data/pendulum.hdf5", "--record", "450", "--resume", "auto", "--epochs", "2")
-    assert max(row["grad_steps"] for row in rows(tmp_path)) == 4
+    assert max(row["grad_steps"] for row in tiny.rows(tmp_path / "tiny")) == 4
     with h5py.File(tmp_path / "data" / "pendulum.hdf5") as file:
         np.testing.assert_array_equal(file["rewards"][()], before)  # what there is is used
 
@@ -104,10 +96,10 @@ def test_offline_on_a_file_that_it_records(tmp_path: Path) -> None:
 def test_offline_to_online(tmp_path: Path) -> None:
     arguments = ("--dataset", "pendulum.hdf5", "--record", "450", "--online_after", "1", "--epochs", "3")
     run(tmp_path, *arguments, "--timesteps_per_epoch", "201")
-    steps = {row["epoch"]: row["env_steps"] for row in rows(tmp_path) if row["section"] == "train"}
+    steps = {row["epoch"]: row["env_steps"] for row in tiny.rows(tmp_path / "tiny") if row["section"] == "train"}
     assert steps == {0: 0, 1: 2 * 201, 2: 4 * 201}
     weights = [
-        value for row in rows(tmp_path) if row["section"] == "buffer" for key, value in row["values"].items()
+        value for row in tiny.rows(tmp_path / "tiny") if row["section"] == "buffer" for key, value in row["values"].items()
         if key.endswith("Current Sample Weight") and not key.startswith("D4RL")
     ]  # fmt: skip
     assert weights[0] == 0.0
@@ -141,7 +133,7 @@ def test_minari(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "minari").mkdir()
     minari.create_dataset_from_buffers("pendulum/random-v0", buffers, env=env, eval_env=env)
     run(tmp_path, "--dataset", "pendulum/random-v0")
-    assert max(row["grad_steps"] for row in rows(tmp_path)) == 2
+    assert max(row["grad_steps"] for row in tiny.rows(tmp_path / "tiny")) == 2
     with pytest.raises(ValueError, match="pendulum/nothing-v0"):
         run(tmp_path, "--run_name", "other", "--dataset", "pendulum/nothing-v0")
 

@@ -1,6 +1,5 @@
 """DeepMindControl against dm_control's own suite; and other ordinary environments of examples/01_basic_gym.py."""
 
-import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -8,24 +7,17 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from run_inside import run_script
+from run_inside import run_example
 from support.dmc import DeepMindControl
+from tiny import rows
 
 from amago.envs import AMAGOEnv
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "01_basic_gym.py"
-TINY = (
-    "--run_name tiny --buffer_dir . --epochs 1 --grads_per_epoch 2 --timesteps_per_epoch 24 --parallel_actors 2 --batch_size 4 "
-    "--memory_size 16 --memory_layers 1 --no_async --seed 0 --quiet --horizon 12 --max_seq_len 8"
-)
 
 
 def run(directory: Path, *arguments: str) -> set[str]:
     """Keys of what the example's test logged."""
-    outcome = run_script(EXAMPLE, [*TINY.split(), *arguments], directory)
-    assert outcome.code == 0, outcome.text
-    rows = [json.loads(line) for line in (directory / "tiny" / "metrics.jsonl").read_text().splitlines()]
-    return {key for row in rows if row["section"] == "test" for key in row["values"]}
+    run_example("01_basic_gym.py", directory, " ".join(["--horizon 12 --max_seq_len 8", *arguments]))
+    return {key for row in rows(directory / "tiny", "test") for key in row["values"]}
 
 
 @pytest.mark.filterwarnings("ignore:builtin type:DeprecationWarning")

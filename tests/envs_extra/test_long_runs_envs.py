@@ -1,7 +1,6 @@
 """The long runs of docs/long_runs.md in their environments: the spaces that are written down, and each command made tiny."""
 
 import importlib
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 from run_inside import run_script
+from tiny import rows
 
 ROOT = Path(__file__).parents[2]
 if str(ROOT) not in sys.path:
@@ -71,8 +71,7 @@ def test_the_command_runs(run: Any, tmp_path: Path) -> None:
     arguments = [*run.command.split()[2:], *where.split(), *SMALL.split(), *TINY[run.name].split()]
     outcome = run_script(ROOT / "examples" / run.script, arguments, tmp_path)
     assert outcome.code == 0, outcome.text
-    rows = map(json.loads, (tmp_path / run.name / "metrics.jsonl").read_text().splitlines())
-    sections = {row["section"] for row in rows}
+    sections = {row["section"] for row in rows(tmp_path / run.name)}
     assert {"train", "val", "test"} <= sections
     bound = (tmp_path / run.name / "config.txt").read_text()
     for line in (ROOT / "amago" / "zoo" / f"{run.name}.gin").read_text().splitlines():

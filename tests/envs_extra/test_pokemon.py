@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from run_inside import run_script
+from run_inside import run_example
+from tiny import rows
 
 poke_env = pytest.importorskip("poke_env", reason="needs poke-env: make test-envs")
 
@@ -23,7 +24,6 @@ from support.showdown import ShowdownServer, find_showdown  # noqa: E402
 from amago.envs import AMAGO_ENV_LOG_PREFIX  # noqa: E402
 from amago.store import TrajectoryStore  # noqa: E402
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "15_pokemon.py"
 try:
     PACKAGE = find_showdown()
 except ImportError as missing:
@@ -248,14 +248,7 @@ def test_faults_are_told_at_once(make: Any) -> None:
     assert time.monotonic() - begun < 10
 
 
-FEW = (
-    "--run_name tiny --buffer_dir . --grads_per_epoch 2 --timesteps_per_epoch 24 --parallel_actors 2 --batch_size 4 "
-    "--memory_size 16 --memory_layers 1 --no_async --seed 0 --quiet --max_steps 8 --players heuristic random"
-)
-
-
-def rows(root: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (root / "tiny" / "metrics.jsonl").read_text().splitlines()]
+FEW = "--max_steps 8 --players heuristic random --online_after 1"
 
 
 def check_actions(buffer: Path) -> dict[str, int]:
@@ -272,19 +265,16 @@ def check_actions(buffer: Path) -> dict[str, int]:
 
 
 def test_offline_from_a_record_then_online(tmp_path: Path) -> None:
-    outcome = run_script(EXAMPLE, [*FEW.split(), "--epochs", "1", "--record", "2", "--online_after", "1"], tmp_path)
-    assert outcome.code == 0, outcome.text
-    assert re.search(r"recorded battles: heuristic won \d+% of 1, random won \d+% of 1", outcome.text)
-    assert {row["env_steps"] for row in rows(tmp_path)} == {0}
+    text = run_example("15_pokemon.py", tmp_path, f"{FEW} --record 2")
+    assert re.search(r"recorded battles: heuristic won \d+% of 1, random won \d+% of 1", text)
+    assert {row["env_steps"] for row in rows(tmp_path / "tiny")} == {0}
     buffer = tmp_path / "tiny" / "buffer"
     assert check_actions(buffer) == {"protected": 2 * 8, "fifo": 0}
 
-    more = [*FEW.split(), "--epochs", "2", "--resume", "auto", "--record", "3", "--online_after", "1"]
-    outcome = run_script(EXAMPLE, more, tmp_path)
-    assert outcome.code == 0, outcome.text
-    assert "recorded battles: heuristic won" in outcome.text
+    text = run_example("15_pokemon.py", tmp_path, f"{FEW} --record 3 --epochs 2 --resume auto")
+    assert "recorded battles: heuristic won" in text
     assert check_actions(buffer) == {"protected": 3 * 8, "fifo": 2 * 24}, "exploration too makes legal choices only"
-    last = [row for row in rows(tmp_path) if row["section"] == "test"][-1]["values"]
+    last = rows(tmp_path / "tiny", "test")[-1]["values"]
     assert any(re.fullmatch(r"Average Won in gen1randombattle-\w+", name) for name in last)
     assert all(value == 0 for name, value in last.items() if name.startswith("Average Illegal Choices"))
     mine = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()

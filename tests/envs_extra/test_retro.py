@@ -16,7 +16,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from run_inside import run_script
+from run_inside import run_example
+from tiny import rows
 
 from amago.envs.builtin._retro_emulator import fit
 from amago.envs.builtin.ale_retro import RetroArcade, buttons_of, game_colour, retro_levels
@@ -24,7 +25,6 @@ from amago.envs.builtin.ale_retro import RetroArcade, buttons_of, game_colour, r
 retro = pytest.importorskip("stable_retro", reason="stable-retro is not installed: pip install 'amago[retro]'")
 cv2 = pytest.importorskip("cv2", reason="opencv is not installed: pip install 'amago[retro]'")
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "17_retro_arcade.py"
 AIRSTRIKER = "Airstriker-Genesis-v0"
 GENESIS = ("B", "A", "MODE", "START", "UP", "DOWN", "LEFT", "RIGHT", "C", "Y", "X", "Z")
 
@@ -253,21 +253,10 @@ def test_what_goes_wrong_there_is_told_here(arcade: Any) -> None:
         env.step(press(env))
 
 
-FEW = (
-    "--run_name tiny --buffer_dir . --epochs 1 --grads_per_epoch 2 --timesteps_per_epoch 24 --parallel_actors 2 --batch_size 4 "
-    "--memory_size 16 --memory_layers 1 --seed 0 --quiet --no_async --time_limit 10 --resolution 40 --cnn nature"
-)
-
-
 def test_example_trains_on_two_consoles_and_tests_on_another_level(games: Path, tmp_path: Path) -> None:
-    arguments = [
-        *f"{FEW} --levels Airstriker-Genesis Taps-Nes --test_levels Taps-Nes:Thirty --directory".split(),
-        os.path.relpath(games, tmp_path),
-    ]
-    outcome = run_script(EXAMPLE, arguments, tmp_path)
-    assert outcome.code == 0, outcome.text
-    rows = [json.loads(line) for line in (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()]
-    told = " ".join(key for row in rows if row["section"] == "test" for key in row["values"])
+    words = "--time_limit 10 --resolution 40 --cnn nature --levels Airstriker-Genesis Taps-Nes --test_levels Taps-Nes:Thirty"
+    run_example("17_retro_arcade.py", tmp_path, f"{words} --directory {os.path.relpath(games, tmp_path)}")
+    told = " ".join(key for row in rows(tmp_path / "tiny", "test") for key in row["values"])
     assert "retro_Taps-Nes-v0_Thirty" in told
     assert "Airstriker" not in told
     assert len(buttons_of(retro_levels([AIRSTRIKER, "Taps-Nes"], str(games)))) == 13

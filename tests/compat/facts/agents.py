@@ -98,12 +98,6 @@ for cls in (Agent, MultiTaskAgent):
     norms = agent.get_grad_norms()
     assert {"Actor Grad Norm", "Critic Grad Norm", "TrajEncoder Grad Norm", "TstepEncoder Grad Norm"} <= set(norms)
 
-# fact: values by name
-values = build().get_values(batch())
-for name in ("q_sa", "v_s", "advantage", "filter_weights", "q_sa_std", "v_s_std"):
-    assert values[name].shape == (B, L, G, 1), name
-assert values["state_mask"].shape == (B, L, 1)
-
 # fact: copies of networks
 agent = build()
 params = list(agent.trainable_params)
@@ -139,22 +133,6 @@ assert agent._popart_stats()
 mask = torch.ones(B, L, 1)
 loss = agent._compute_loss(data, torch.ones(B, L, G, 1), torch.ones(B, L, C, G, 1), mask)
 assert loss.ndim == 0
-
-# fact: filters, by their formulas, with the shapes they see
-from amago.agent import binary_filter, exp_filter, leaky_relu_filter
-
-adv = torch.tensor([[-1.0], [0.5]])
-assert binary_filter(adv, threshold=0.0).flatten().tolist() == [False, True]
-torch.testing.assert_close(exp_filter(adv, beta=2.0, clip_weights_high=100.0), (2 * adv).exp())
-exp_filter(adv, beta=1.0, clip_adv_low=-1, clip_adv_high=1, clip_weights_low=1e-7, clip_weights_high=None)
-beta, tau = 2.0, 1e-2
-want = 1e-2 + 0.05 * tau / beta + torch.nn.functional.leaky_relu((adv - tau) / beta, 0.05)
-torch.testing.assert_close(leaky_relu_filter(adv, add_binary=False), want.clamp(1e-7, 10.0))
-for cls, rows in ((Agent, L), (MultiTaskAgent, L + 1)):
-    seen = []
-    agent = build(cls, fbc_filter_func=lambda adv: seen.append(adv.shape) or binary_filter(adv))
-    agent(batch(), log_step=False)
-    assert seen[0] in ((B, rows, G, 1), (B, L, G, 1)), seen
 
 # fact: discounts, and kinds of actions
 from amago.agent import Multigammas, get_action_dim_and_type

@@ -71,48 +71,6 @@ class Drops(amago.hindsight.Relabeler):
 assert Drops()(frozen()).rews.max() == 7
 assert amago.hindsight.NoOpRelabeler()(frozen()).rews.max() == 1
 
-# fact: a buffer of the original's files is sampled where it lies
-import glob
-import os
-
-root = tempfile.mkdtemp()
-os.makedirs(f"{root}/d/buffer/fifo")
-for i in range(4):
-    np.savez(f"{root}/d/buffer/fifo/lake_{i:08x}_{1e9 + i}.npz", **frozen(5).to_dict())
-data = amago.loading.DiskTrajDataset(dset_root=root, dset_name="d", dset_max_size=10, dset_min_size=1)
-data.configure_from_experiment(
-    type("E", (), {"train_batches_per_epoch": 2, "batch_size": 3, "max_seq_len": 4, "padded_sampling": "none", "has_dset_edit_rights": True,
-                   "accelerator": type("A", (), {"num_processes": 1})()})()
-)  # fmt: skip
-assert data.configured
-assert data.items_per_epoch == 6
-assert data.ready_for_training
-assert len(data.all_filenames) == len(data.fifo_filenames) == 4
-assert len(data.sample_random_trajectory()) == 5
-assert len(glob.glob(f"{root}/d/buffer/fifo/*.npz")) == 4
-metrics = data.on_end_of_collection(experiment=None)
-assert {
-    "Trajectory Files Saved in FIFO Replay Buffer",
-    "Total Trajectory Files in Replay Buffer",
-    "Trajectory Files Deleted",
-} <= set(metrics)
-assert "Buffer Disk Space (GB)" in metrics
-assert isinstance(data._list_abs_path_to_files(data.fifo_path), set)
-
-# fact: rl2s are made by shifting, and slices are cut in place
-data = rldata(6)
-assert len(data) == 6
-assert data.rl2s[0].tolist() == [0, 0, 0]
-assert data.rl2s[1].tolist() == [0.0, 1.0, 0.0]
-cut = data.random_slice(length=3, padded_sampling="none")
-assert cut is data
-assert len(cut) == 3
-short = amago.loading.RLData(
-    obs={"o": torch.zeros(3, 1)}, rews=torch.zeros(2, 1), dones=torch.zeros(2, 1, dtype=torch.bool), actions=torch.zeros(2, 2),
-    time_idxs=torch.arange(2)[:, None],
-)  # fmt: skip
-assert short.time_idxs.ravel().tolist() == [0, 1, 2]
-
 # fact: batches are padded with 4.0, from which masks follow
 from amago.loading import MAGIC_PAD_VAL, Batch, RLData_pad_collate
 
@@ -123,39 +81,3 @@ assert (~(batch.rl2s == 4).all(-1)).sum(1).tolist() == [3, 6]
 assert batch.obs["id"][0, -1].tolist() == [4]
 assert bool(batch.dones[0, -1])
 assert batch.to("cpu") is batch
-
-
-# fact: a dataset of a client's own is torch's, and works in a DataLoader
-class Mine(amago.loading.RLDataset):
-    @property
-    def save_new_trajs_to(self):
-        return None
-
-    def get_description(self):
-        return "mine"
-
-    def sample_random_trajectory(self):
-        return rldata(9)
-
-
-import pytest
-from torch.utils.data import DataLoader, Dataset
-
-assert amago.loading.Dataset is Dataset
-data = Mine()
-assert data.dset_name == "Mine"
-with pytest.raises(ValueError):
-    data.check_configured()
-data.configure_from_experiment(
-    type("E", (), {"train_batches_per_epoch": 2, "batch_size": 3, "max_seq_len": 4, "padded_sampling": "none", "has_dset_edit_rights": True,
-                   "accelerator": type("A", (), {"num_processes": 1})()})()
-)  # fmt: skip
-assert len(data) == 6
-[batch, _] = DataLoader(data, batch_size=3, num_workers=1, collate_fn=amago.loading.RLData_pad_collate)
-assert batch.rews.shape == (3, 4, 1)
-assert not amago.loading.DoNothingDataset().ready_for_training
-mixture = amago.loading.MixtureOfDatasets(
-    datasets=[data, Mine("other")], sampling_weights=[0.3, 0.7], smooth_sudden_starts=4, dset_name="both"
-)
-assert (mixture.all_datasets[0], mixture.smooth_sudden_starts, mixture.dset_name) == (data, 4, "both")
-assert [s.final_weight for s in mixture._dsets_status] == [0.3, 0.7]

@@ -30,17 +30,6 @@ env.env.step(np.array([1], np.uint8))
 assert env.unwrapped.taken == [1]
 assert env.env.get_wrapper_attr("horizon") == 3
 
-# fact: attributes
-env = wrapped()
-assert (env.batched_envs, env.discrete, env.multibinary, env.action_size, env.action_dtype) == (1, True, False, 3, np.uint8)
-assert env.action_space == gym.spaces.Discrete(3)
-assert set(env.observation_space) == {"observation"}
-env.reset()
-assert env.step_count.tolist() == [0]
-assert env.step_count.dtype == np.int64
-assert wrapped(action_space=gym.spaces.Box(-2, 4, (2,))).action_space == gym.spaces.Box(-1, 1, (2,))
-assert wrapped(action_space=gym.spaces.MultiBinary(2)).action_space == gym.spaces.MultiBinary(2)
-
 
 # fact: keys added to the observation space count, with their dtypes
 class Keyed(amago.envs.AMAGOEnv):
@@ -75,20 +64,6 @@ class Named(amago.envs.AMAGOEnv):
 env = Named(Counting())
 env.reset()
 assert env.env_name == "level 0"
-
-# fact: reset and step return timesteps, and values for each row
-env = wrapped()
-t, info = env.reset(seed=1)
-assert info == {"began": True}
-assert (t.prev_action.shape, t.reward.shape, t.time_idx.shape, t.terminal.shape) == ((1, 3), (1,), (1,), (1,))
-t, reward, terminated, truncated, info = env.step(np.array([2], np.uint8))
-assert (reward.dtype, terminated.dtype, reward.shape, truncated.shape) == (np.float32, bool, (1,), (1,))
-assert env.step_count.tolist() == [1]
-assert t.prev_action.tolist() == [[0, 0, 1]]
-assert "AMAGO_LOG_METRIC T" in info
-env.step(1)
-env.step(np.array([0]))
-assert env.step_count.tolist() == [0]
 
 # fact: actions as clients send them
 env = wrapped(action_space=gym.spaces.Box(-2, 4, (2,)))

@@ -48,27 +48,6 @@ assert FFBlock(16, 32, 0.0, "relu", norm="layer")(v).shape == (2, 16)
 assert amago.nets.transformer.SigmaReparam(4, 6, bias=True, fast_init=True).out_features == 6
 
 
-# fact: timestep encoders of clients, and nested ones
-class Mine(amago.nets.TstepEncoder):
-    def __init__(self, obs_space, rl2_space, hide_rl2s=False, hide_rewards=False):
-        super().__init__(obs_space, rl2_space, hide_rl2s, hide_rewards)
-        self.inner = amago.nets.tstep_encoders.FFTstepEncoder(
-            gym.spaces.Dict({"x": gym.spaces.Box(-1, 1, (4,))}), rl2_space, d_hidden=8, d_output=6
-        )
-
-    @property
-    def emb_dim(self):
-        return 6
-
-    def inner_forward(self, obs, rl2s, log_dict=None):
-        return self.inner(obs={"x": obs["observation"]}, rl2s=rl2s, log_dict=log_dict)
-
-
-net = Mine(OBS, RL2)
-assert net.obs_space is OBS
-assert net.rl2_space is RL2
-assert net(obs=X, rl2s=R, log_dict={}).shape == (2, 5, 6)
-
 # fact: the feed-forward timestep encoder
 net = amago.nets.tstep_encoders.FFTstepEncoder(
     OBS, RL2, n_layers=1, d_hidden=8, d_output=6, norm=None, out_norm="layer", activation="leaky_relu", hide_rl2s=True, normalize_inputs=False,
@@ -79,42 +58,6 @@ assert list(net.obs_keys) == ["observation"]
 assert net.base is not None
 assert net.out_norm is not None
 assert net.in_norm is not None
-
-# fact: image networks
-from amago.nets import cnn
-
-imgs = torch.zeros(2, 3, 40, 40, 3, dtype=torch.uint8)
-for cls in (cnn.NatureishCNN, cnn.IMPALAishCNN, cnn.DrQCNN):
-    net = cls(img_shape=(40, 40, 3), channels_first=False, activation="relu")
-    assert net(imgs).shape[:2] == (2, 3)
-    assert net(imgs.float() / 128 - 1, from_float=True, flatten=False).ndim > 3
-assert (
-    cnn.GridworldCNN((9, 9, 2), False, "relu", channels=[4, 8, 8], kernels=[2, 2, 2], strides=[1, 1, 1]).blank_img is not None
-)
-enc = amago.nets.tstep_encoders.CNNTstepEncoder(
-    gym.spaces.Dict({"observation": gym.spaces.Box(0, 255, (40, 40, 3), np.uint8)}), RL2, cnn_type=lambda *a, **k: cnn.NatureishCNN(*a, **k),
-    channels_first=False, img_features=8, rl2_features=4, d_output=6, drqv2_aug=True, aug_pct_of_batch=0.5, obs_key="observation",
-)  # fmt: skip
-assert enc(obs={"observation": imgs}, rl2s=torch.zeros(2, 3, 3)).shape == (2, 3, 6)
-
-# fact: sequence models and their memory
-from amago.nets import traj_encoders as te
-
-for cls, options in (
-    (te.TformerTrajEncoder, SMALL), (te.GRUTrajEncoder, {"d_hidden": 8, "n_layers": 2, "d_output": 6, "norm": "layer"}),
-    (te.FFTrajEncoder, {"d_model": 8, "d_ff": None, "n_layers": 1, "norm": None, "out_norm": "layer"}),
-    (te.MambaTrajEncoder, {"d_model": 8, "d_state": 4, "d_conv": 4, "expand": 2, "n_layers": 1, "norm": "layer"}), (te.IdentityTrajEncoder, {}),
-):  # fmt: skip
-    net = cls(tstep_dim=6, max_seq_len=8, **options).eval()
-    seq = torch.randn(2, 5, 6)
-    out, none = net(seq=seq, time_idxs=T, hidden_state=None, log_dict={})
-    assert out.shape == (2, 5, net.emb_dim)
-    hidden = net.init_hidden_state(2, "cpu")
-    with torch.no_grad():
-        for i in range(5):
-            step, hidden = net(seq[:, i : i + 1], T[:, i : i + 1], hidden_state=hidden)
-    torch.testing.assert_close(step, out[:, -1:], rtol=1e-3, atol=1e-4)
-    net.reset_hidden_state(hidden, np.array([True, False]))
 
 # fact: parts of a transformer
 from amago.nets import transformer

@@ -147,29 +147,6 @@ assert (gin.__name__, EpsilonGreedy.__name__, DiskTrajDataset.__name__, Agent.__
 )  # fmt: skip
 assert amago.Experiment is Experiment
 
-# fact: parts registered by scripts are switched to by their names
-import gin
-
-from amago import cli_utils
-
-
-@amago.register_tstep_encoder("wide")
-@gin.configurable
-class Wide(amago.nets.tstep_encoders.FFTstepEncoder):
-    pass
-
-
-@gin.configurable
-@amago.register_exploration("bold")
-class Bold(amago.envs.exploration.EpsilonGreedy):
-    pass
-
-
-settings = {}
-assert cli_utils.switch_tstep_encoder(settings, "wide", d_hidden=8) is Wide
-assert cli_utils.switch_exploration(settings, "bold", eps_end=0.3) is Bold
-assert sorted(settings.values()) == [0.3, 8]
-
 # fact: checkpoints that hold code are not loaded
 import pickle
 import subprocess
@@ -182,16 +159,3 @@ with tempfile.TemporaryDirectory() as root:
     torch.save({"w": subprocess.Popen}, f"{root}/code.pt")
     with pytest.raises(pickle.UnpicklingError):
         amago.utils.retry_load_checkpoint(f"{root}/code.pt", map_location="cpu", tries=1)
-
-# fact: parts are switched by name
-from amago.cli_utils import switch_agent, switch_exploration, switch_traj_encoder, switch_tstep_encoder, use_config
-
-config = {}
-assert switch_traj_encoder(config, arch="transformer", memory_size=32, layers=1) is amago.nets.traj_encoders.TformerTrajEncoder
-assert (
-    switch_tstep_encoder(config, arch="cnn", cnn_type=amago.nets.cnn.GridworldCNN) is amago.nets.tstep_encoders.CNNTstepEncoder
-)
-assert switch_agent(config, agent="multitask", num_critics=5) is amago.agent.MultiTaskAgent
-assert switch_exploration(config, strategy="bilevel", rollout_horizon=9) is amago.envs.exploration.BilevelEpsilonGreedy
-use_config(config)
-use_config({"Agent.tau": 0.1})

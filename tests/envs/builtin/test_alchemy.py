@@ -1,7 +1,6 @@
 """Symbolic Alchemy against the paper's counts and scores, a slow model of its rules, and exhaustive search."""
 
 import itertools
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from run_inside import run_script
+from run_inside import run_example
 from support.alchemy import AlchemyByColour, AlchemyOracle, AlchemyRandomHeuristic, AlchemyShaping
+from tiny import rows
 
 from amago.envs.builtin import SymbolicAlchemy
 from amago.envs.builtin.alchemy import VALUES, Chemistry, appearances, colour_meanings, graphs
 from amago.envs.statistics import AMAGO_ENV_LOG_PREFIX
-
-EXAMPLE = Path(__file__).parents[3] / "examples" / "06_alchemy.py"
 
 
 def log_key(name: str) -> str:
@@ -219,19 +217,11 @@ def test_shaping_leaves_the_discounted_return_of_every_rollout(seed: int, trials
     assert totals[1] == pytest.approx(totals[0], abs=1e-6)
 
 
-TINY = (
-    "--run_name tiny --buffer_dir . --epochs 1 --grads_per_epoch 2 --timesteps_per_epoch 24 --parallel_actors 2 --batch_size 4 "
-    "--memory_size 16 --memory_layers 1 --no_async --seed 0 --quiet --num_trials 3 --steps_per_trial 4"
-)
-
-
 def test_the_example_shapes_the_rewards_of_training_alone(tmp_path: Path) -> None:
-    more = ["--view", "colours", "--shaping", "--configs", "zoo/alchemy_by_colour", "--val_interval", "1"]
-    outcome = run_script(EXAMPLE, [*TINY.split(), *more], tmp_path)
-    assert outcome.code == 0, outcome.text
-    rows = [json.loads(line) for line in (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()]
+    few = "--num_trials 3 --steps_per_trial 4 --val_interval 1"
+    run_example("06_alchemy.py", tmp_path, f"{few} --view colours --shaping --configs zoo/alchemy_by_colour")
     of_the_game: dict[str, list[bool]] = {"val": [], "test": [], "rollout": []}
-    for row in rows:
+    for row in rows(tmp_path / "tiny"):
         trials = [value for name, value in row["values"].items() if name.startswith("Average Trial ")]
         if trials:
             total = row["values"]["Average Total Return in symbolic_alchemy"]

@@ -1,6 +1,5 @@
 """MazeRunner against shortest ways, counts of spanning trees, identities of random walks, and replays of relabelled rollouts."""
 
-import json
 from collections import Counter, deque
 from pathlib import Path
 
@@ -9,7 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from run_inside import run_script
+from run_inside import run_example
+from tiny import rows
 
 from amago.data.trajectory import FrozenTraj
 from amago.envs.builtin import MazeRunner
@@ -20,7 +20,6 @@ from amago.relabeling import GoalSequenceRelabeler
 from amago.spaces import action_spec
 
 Cell = tuple[int, int]
-EXAMPLE = Path(__file__).parents[3] / "examples" / "13_mazerunner_relabeling.py"
 MOVES = [(-1, 0), (0, -1), (1, 0), (0, 1), (0, 0)]
 GOALS_REACHED, SUCCESS = (f"{AMAGO_ENV_LOG_PREFIX} {name}" for name in ("Goals Reached", "Success"))
 
@@ -223,26 +222,17 @@ def test_a_relabelled_rollout_is_what_the_maze_would_have_given(
         assert new.rews.sum() == min(k, len(new))  # a step reaches one goal at most
 
 
-TINY = (
-    "--run_name tiny --buffer_dir . --epochs 1 --grads_per_epoch 2 --timesteps_per_epoch 24 --parallel_actors 2 --batch_size 4 "
-    "--memory_size 16 --memory_layers 1 --no_async --seed 0 --quiet --maze_size 5 --time_limit 10"
-)
-
-
 @pytest.mark.parametrize(
     "more",
     ["--relabel some --traj_encoder ff --max_seq_len 5 --randomize_actions", "--relabel all --max_goals 3"],
     ids=["some", "all"],
 )
 def test_the_example_trains_evaluates_and_resumes(more: str, tmp_path: Path) -> None:
-    outcome = run_script(EXAMPLE, [*TINY.split(), *more.split()], tmp_path)
-    assert outcome.code == 0, outcome.text
-    assert "Goals Reached" in outcome.text
-    again = run_script(EXAMPLE, [*TINY.split(), *more.split(), "--resume", "auto", "--epochs", "2"], tmp_path)
-    assert again.code == 0, again.text
-    rows = [json.loads(line) for line in (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()]
-    assert [row["grad_steps"] for row in rows if row["section"] == "train"] == [2, 4]
-    names = {name for row in rows if row["section"] == "test" for name in row["values"]}
+    few = f"--maze_size 5 --time_limit 10 {more}"
+    assert "Goals Reached" in run_example("13_mazerunner_relabeling.py", tmp_path, few)
+    run_example("13_mazerunner_relabeling.py", tmp_path, f"{few} --resume auto --epochs 2")
+    assert [row["grad_steps"] for row in rows(tmp_path / "tiny", "train")] == [2, 4]
+    names = {name for row in rows(tmp_path / "tiny", "test") for name in row["values"]}
     for metric in ("Goals Reached", "Success"):
         assert any(metric in name and "maze_runner_5x5" in name for name in names), sorted(names)
     assert "amago.agent.Agent.gamma = 0.98\n" in (tmp_path / "tiny" / "config.txt").read_text()

@@ -1,7 +1,6 @@
 """PointRobot against geometry: what the straight way earns, where goals lie, what a policy without memory can expect."""
 
 import math
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -11,8 +10,6 @@ from hypothesis import strategies as st
 from support.point_robot import GOAL_REGIONS, PointRobot
 
 from amago.envs.statistics import AMAGO_ENV_LOG_PREFIX
-
-EXAMPLE = Path(__file__).parents[3] / "examples" / "18_point_robot.py"
 
 
 def straight(env: PointRobot, obs: np.ndarray) -> np.ndarray:
