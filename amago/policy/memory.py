@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from textwrap import indent
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,14 +16,10 @@ from torch import Tensor
 from amago.agent import BaseAgent
 from amago.describe import text_table
 from amago.envs import AMAGOEnv
-from amago.nets.policy_dists import Discrete
 from amago.nets.traj_encoders import TformerTrajEncoder
 from amago.policy.playing import FULL, THIS_ATTEMPT, EpisodeResult, Steps, View, evaluating, play
 from amago.run.plots import COLORS, MARKERS
-from amago.run.results import Estimate
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from amago.run.results import Estimate, by_attempt
 
 Array = NDArray[np.float64]
 NONE = View(context=1)
@@ -32,7 +27,6 @@ MOST_QUERIES = 64
 ENOUGH = 0.1
 """A context is enough if it loses at most this share of the score that memory adds."""
 _PARTS = 10
-_NUMBER = re.compile(r"\b(Attempt|Trial) (\d+)\b")
 
 
 class Stages(NamedTuple):
@@ -129,9 +123,6 @@ class MemoryStudy(NamedTuple):
         return Estimate.of(self.returns[view] - self.returns[over])
 
 
-# ---- measuring -------------------------------------------------------------------------------------------------------------
-
-
 def default_contexts(longest: int) -> list[int]:
     """Powers of two from 1 to below ``longest``."""
     return [2**i for i in range(max(1, (longest - 1).bit_length()))]
@@ -204,23 +195,18 @@ def study_memory(
 
 def _stages(rollouts: dict[View, list[EpisodeResult]], longest: int) -> Stages:
     """Scores by attempt, if rollouts have several, else rewards by tenths of the longest rollout."""
-    every = [r for rs in rollouts.values() for r in rs]
-    attempts = max(len(r.attempt_ends) for r in every)
-    names = dict.fromkeys(_NUMBER.sub(r"\1 #", name) for r in every for name in r.metrics if _NUMBER.search(name))
-    score = next((name for word in ("Success", "Return") for name in names if word in name), "sum of rewards")
-
-    def parts(rollout: EpisodeResult) -> list[float]:
-        if attempts > 1 and "#" in score:
-            return [rollout.metrics.get(score.replace("#", str(i)), np.nan) for i in range(attempts)]
-        if attempts > 1:
-            edges = [0, *rollout.attempt_ends]
-            return [sum(rollout.rewards[a:b]) for a, b in zip(edges, edges[1:])] + [np.nan] * (attempts + 1 - len(edges))
-        edges = np.linspace(0, longest, min(_PARTS, longest) + 1).round().astype(int).tolist()
-        pieces = [rollout.rewards[a:b] for a, b in zip(edges, edges[1:])]
-        return [float(np.mean(piece)) if piece else np.nan for piece in pieces]
-
-    values = {view: np.array([parts(r) for r in rs]) for view, rs in rollouts.items()}
-    return Stages(score, "attempt", values) if attempts > 1 else Stages("reward per step", "tenth of the rollout", values)
+    names = dict.fromkeys(name for rs in rollouts.values() for r in rs for name in r.metrics)
+    scores = {title: own for title, own in by_attempt([*names]).items() if re.search("(Attempt|Trial) #", title)}
+    if scores:
+        score = next((title for word in ("Success", "Return") for title in scores if word in title), next(iter(scores)))
+        columns = scores[score].values()
+        values = {view: np.array([[r.metrics.get(n, np.nan) for n in columns] for r in rs]) for view, rs in rollouts.items()}
+        return Stages(score, "attempt", values)
+    edges = np.linspace(0, longest, min(_PARTS, longest) + 1).round().astype(int).tolist()
+    ranges = list(zip(edges, edges[1:]))
+    parts = {view: [[r.rewards[a:b] for a, b in ranges] for r in rs] for view, rs in rollouts.items()}
+    values = {v: np.array([[np.mean(part) if part else np.nan for part in r] for r in rs]) for v, rs in parts.items()}
+    return Stages("reward per step", "tenth of the rollout", values)
 
 
 def attention(agent: BaseAgent, steps: Steps, device: torch.device | str) -> Attention | None:
@@ -258,7 +244,7 @@ def influence(
     torch.manual_seed(seed)
     queries = _queries(length)
     # cuDNN computes no gradients of recurrent networks in evaluation mode
-    with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False), _gradient_through_clips(agent), evaluating(agent):
+    with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False), evaluating(agent):
         obs, embedded, times = _embedded(agent, steps, first, device)
         embedded.requires_grad_()
         states, _ = agent.traj_encoder(seq=embedded, time_idxs=times, hidden_state=None)
@@ -286,19 +272,6 @@ def _embedded(
     with torch.no_grad():
         embedded = agent.tstep_encoder(obs={k: v[None] for k, v in obs.items()}, rl2s=tensor(steps.rl2s)[None])
     return obs, embedded, tensor(steps.time_idxs)[None]
-
-
-@contextmanager
-def _gradient_through_clips(agent: BaseAgent) -> Iterator[None]:
-    """Let gradients pass the clip of probabilities, which would stop them for a policy that is sure of its actions."""
-    clips = [(m, m.clip_gradient) for m in agent.modules() if isinstance(m, Discrete)]
-    try:
-        for clip, _ in clips:
-            clip.clip_gradient = True
-        yield
-    finally:
-        for clip, before in clips:
-            clip.clip_gradient = before
 
 
 # ---- in words --------------------------------------------------------------------------------------------------------------
@@ -337,75 +310,55 @@ def attention_table(study: MemoryStudy) -> str:
 
 def conclusion(study: MemoryStudy) -> list[str]:
     """Sentences about whether memory is used, across attempts and within them, how far back, and where the gradients point."""
-    worth = study.gain(FULL, NONE)
+    worth, found = study.gain(FULL, NONE), []
     across = study.gain(FULL, THIS_ATTEMPT) if THIS_ATTEMPT in study.returns else None
-    found = [_verdict(study, worth, across)]
+    scores = f"the return is {study.estimate(FULL)} with all of it, and {study.estimate(NONE)} where the policy sees the current step alone"
+    if worth.low > 0:
+        limit = "a policy whose memory is cut short may also fail because it has never been trained so"
+        found.append(f"Memory is used: {scores}. On the same tasks it is worth {worth}, at most: {limit}.")
+    elif worth.high < 0:
+        found.append(f"Memory does harm: {scores}, a difference of {worth} on the same tasks.")
+    elif (study.returns[FULL] == study.returns[NONE]).all():
+        found.append(f"Memory is not used: without it, each rollout has the same return ({study.estimate(FULL)}).")
+    elif across is not None and across.low > 0:
+        found.append(
+            f"Memory is used, but there is no sign that it gains anything all in all: {scores}, a difference of {worth}."
+        )
+    else:
+        found.append(f"There is no sign that memory is used: {scores}. On the same tasks the difference is {worth}.")
     if across is not None and (worth.low > 0 or across.low > 0):
-        within = study.gain(THIS_ATTEMPT, NONE)
-        lost = f"{across} is lost if memory is erased after each attempt"
-        used = f"{lost}, so what earlier attempts showed is used." if across.low > 0 else f"no sign of use; {lost}."
+        within, lost = study.gain(THIS_ATTEMPT, NONE), f"{across} is lost if memory is erased after each attempt"
+        used = f"{lost}, so what earlier attempts showed is used" if across.low > 0 else f"no sign of use; {lost}"
         sign = "" if within.low > 0 else "no sign of use; "
-        found.append(f"Across attempts: {used}")
+        found.append(f"Across attempts: {used}.")
         found.append(f"Within an attempt: {sign}memory of the present attempt alone is worth {within}.")
-    found += [_reach(study, worth.mean)] if worth.low > 0 else []
-    found += _adaptation(study.stages) if study.stages.stage == "attempt" else []
-    found += [] if study.influence is None else [_gradients(study, study.influence)]
+    if worth.low > 0:
+        lost_with = {n: study.gain(FULL, View(context=n)) for n in study.contexts}
+        short = [n for n, lost in lost_with.items() if lost.mean > ENOUGH * worth.mean]
+        enough, longest = [n for n in study.contexts if n > max(short, default=0)], study.contexts[-1]
+        tail = f", with {short[-1]} it loses {lost_with[short[-1]]}" if short else ""
+        found.append(
+            f"How far back: the last {enough[0]} steps are enough; with them the return loses {lost_with[enough[0]]}{tail}."
+            if enough
+            else f"How far back: a context of {longest} steps is not enough; {lost_with[longest]} of the return is lost with it."
+        )
+    stages, several = study.stages.estimates(FULL), study.stages.stage == "attempt"
+    if several and len(stages) > 1:
+        values = study.stages.values[FULL]
+        ends = f"from {stages[0].mean:.3g} in attempt 1 to {stages[-1].mean:.3g} in attempt {len(stages)}"
+        rise = Estimate.of(values[:, len(stages) - 1] - values[:, 0])
+        found.append(f"Adaptation: the score ({study.stages.score}) goes {ends}, by {rise}.")
+    if study.influence is not None:
+        now, attempt, earlier = study.influence.by_distance()
+        past = f"{attempt:.0%} on earlier ones of the same attempt, {earlier:.0%} on earlier attempts"
+        past = past if several else f"{attempt + earlier:.0%} on earlier ones"
+        shares = f"{now:.0%} of the gradient of the actions' log-probability lies on the current step, {past}"
+        alone = "no action depends on any step but the current one"
+        found.append(f"Influence: in one rollout {shares if attempt or earlier else alone}.")
     if study.broken_off:
         limit = "broken off at the limit of steps, and count with their return until then"
         found.append(f"{study.broken_off} rollouts were {limit}.")
     return found
-
-
-def _verdict(study: MemoryStudy, worth: Estimate, across: Estimate | None) -> str:
-    scores = f"the return is {study.estimate(FULL)} with all of it, and {study.estimate(NONE)} where the policy sees the current step alone"
-    if worth.low > 0:
-        return (
-            f"Memory is used: {scores}. On the same tasks it is worth {worth}, at most: a policy whose memory is cut short may also fail "
-            "because it has never been trained so."
-        )
-    if worth.high < 0:
-        return f"Memory does harm: {scores}; on the same tasks it costs {Estimate(-worth.mean, -worth.high, -worth.low)}."
-    if (study.returns[FULL] == study.returns[NONE]).all():
-        return f"Memory is not used: without it, each of the {len(study.returns[FULL])} rollouts has the same return ({study.estimate(FULL)})."
-    if across is not None and across.low > 0:
-        return f"Memory is used, but there is no sign that it gains anything all in all: {scores}, a difference of {worth} on the same tasks."
-    return f"There is no sign that memory is used: {scores}. On the same tasks the difference is {worth}, an interval that contains 0."
-
-
-def _reach(study: MemoryStudy, worth: float) -> str:
-    lost = {n: study.gain(FULL, View(context=n)) for n in study.contexts}
-    short = [n for n in study.contexts if lost[n].mean > ENOUGH * worth]
-    longer = [n for n in study.contexts if n > max(short, default=0)]
-    if not longer:
-        n = study.contexts[-1]
-        return f"How far back: a context of {n} steps is not enough; {lost[n]} of the return is lost with it."
-    tail = f", with {short[-1]} it loses {lost[short[-1]]}" if short else ""
-    return f"How far back: the last {longer[0]} steps are enough; with them the return loses {lost[longer[0]]}{tail}."
-
-
-def _adaptation(stages: Stages) -> list[str]:
-    values, estimates = stages.values[FULL], stages.estimates(FULL)
-    if len(estimates) < 2:
-        return []
-    rise = Estimate.of(values[:, len(estimates) - 1] - values[:, 0])
-    verb = "rises" if rise.low > 0 else "falls" if rise.high < 0 else "goes"
-    sign = {"rises": "", "falls": "none; ", "goes": "no sign of it; "}[verb]
-    ends = f"from {estimates[0].mean:.3g} in attempt 1 to {estimates[-1].mean:.3g} in attempt {len(estimates)}"
-    return [f"Adaptation: {sign}the score ({stages.score}) {verb} {ends}, by {rise}."]
-
-
-def _gradients(study: MemoryStudy, found: Influence) -> str:
-    now, attempt, earlier = found.by_distance()
-    if not now + attempt + earlier:
-        return "Influence: not measurable; the policy is so sure of its actions that gradients vanish."
-    if not attempt and not earlier:
-        return "Influence: in one rollout no action depends on any step but the current one."
-    past = f"{attempt + earlier:.0%} on earlier ones"
-    if study.stages.stage == "attempt":
-        past = f"{attempt:.0%} on earlier ones of the same attempt, {earlier:.0%} on earlier attempts"
-    return (
-        f"Influence: in one rollout {now:.0%} of the gradient of the actions' log-probability lies on the current step, {past}."
-    )
 
 
 # ---- as a picture ----------------------------------------------------------------------------------------------------------
@@ -423,14 +376,13 @@ def plot_memory(study: MemoryStudy, path: str | Path) -> Path:
         raise ImportError("the picture of --memory needs matplotlib: pip install 'amago[plots]'") from err
     figure = Figure(figsize=(15.0, 4.8), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
-    for i, view in enumerate((FULL, NONE, THIS_ATTEMPT)):
-        if view in study.returns:
-            estimates = np.array(study.stages.estimates(view)).reshape(-1, 5)
-            x = range(1, len(estimates) + 1)
-            left.plot(x, estimates[:, 0], color=COLORS[i], marker=MARKERS[i], label=describe(view))
-            left.fill_between(x, estimates[:, 1], estimates[:, 2], color=COLORS[i], alpha=0.15, linewidth=0)
-            if view != NONE:
-                middle.axhline(study.estimate(view).mean, color=COLORS[i], linestyle="--", label=describe(view))
+    for i, view in enumerate(v for v in (FULL, NONE, THIS_ATTEMPT) if v in study.returns):
+        means, low, high, *_ = np.array(study.stages.estimates(view)).reshape(-1, 5).T
+        x = range(1, len(means) + 1)
+        left.plot(x, means, color=COLORS[i], marker=MARKERS[i], label=describe(view))
+        left.fill_between(x, low, high, color=COLORS[i], alpha=0.15, linewidth=0)
+        if view != NONE:
+            middle.axhline(study.estimate(view).mean, color=COLORS[i], linestyle="--", label=describe(view))
     left.set(title=f"Score by {study.stages.stage}", xlabel=study.stages.stage, ylabel=study.stages.score)
     left.xaxis.get_major_locator().set_params(integer=True)
     means, low, high, *_ = np.array([study.estimate(View(context=n)) for n in study.contexts]).T
@@ -438,31 +390,23 @@ def plot_memory(study: MemoryStudy, path: str | Path) -> Path:
     middle.errorbar(study.contexts, means, yerr=bars, capsize=3, color=COLORS[4], marker="o", label="the last n steps")
     middle.set_xscale("log", base=2)
     middle.set_xticks(study.contexts, [str(n) for n in study.contexts])
-    middle.set(
-        title="Return by length of the context", xlabel="n, steps in sight (1: no memory)", ylabel="mean return per rollout"
-    )
+    middle.set(title="Return by length of the context", xlabel="n, steps in sight (1: no memory)", ylabel="mean return")
     for axes in (left, middle):
         axes.legend(title="memory in sight", frameon=False)
         axes.grid(alpha=0.3)
-    if study.influence is not None:
-        _plot_influence(right, study.influence)
-    right.set(
-        title="Influence of each step on later actions, one rollout", xlabel="step that was seen", ylabel="step of the action"
-    )
+    if (found := study.influence) is not None:
+        length = found.share.shape[1]
+        image = np.where(np.arange(length) <= found.queries[:, None], found.share, np.nan)
+        edges = np.append(found.queries, length) - 0.5
+        drawn = right.pcolormesh(np.arange(length + 1) - 0.5, edges, image, vmin=0.0)
+        for end in np.flatnonzero(np.diff(found.attempts)) + 0.5:
+            right.axvline(end, color="w", linewidth=0.8, linestyle=":")
+            right.axhline(end, color="w", linewidth=0.8, linestyle=":")
+        right.invert_yaxis()
+        figure.colorbar(drawn, ax=right, label="share of the gradient's norm")
+    right.set(title="Influence of each step on later actions", xlabel="step that was seen", ylabel="step of the action")
     figure.suptitle(f"Memory in {study.name}".replace("$", r"\$"), fontsize=14)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, format="png", dpi=120)
     return path
-
-
-def _plot_influence(axes: Axes, found: Influence) -> None:
-    length = found.share.shape[1]
-    image = np.where(np.arange(length) <= found.queries[:, None], found.share, np.nan)
-    edges = np.append(found.queries, length) - 0.5
-    drawn = axes.pcolormesh(np.arange(length + 1) - 0.5, edges, image, vmin=0.0)
-    for end in np.flatnonzero(np.diff(found.attempts)) + 0.5:
-        axes.axvline(end, color="w", linewidth=0.8, linestyle=":")
-        axes.axhline(end, color="w", linewidth=0.8, linestyle=":")
-    axes.invert_yaxis()
-    axes.figure.colorbar(drawn, ax=axes, label="share of the gradient's norm")

@@ -246,19 +246,14 @@ def test_influence_names_the_step_that_was_shown():
 
 
 def test_a_policy_that_is_sure_of_its_actions_has_influences():
-    """Its probabilities are clipped, where gradients used to end; the setting is restored."""
+    """Its probabilities are clipped, where gradients used to end."""
     envs = lakes(1)
     agent = tiny.agent(envs[0], "gru", max_seq_len=K * LENGTH)
     with torch.no_grad():
         for p in agent.actor.parameters():
             p.mul_(4.5)
     (kept,) = play(agent, envs, [0], 100, keep_first=True)
-    clips = [m for m in agent.modules() if hasattr(m, "clip_gradient")]
-    for clip in clips:
-        clip.clip_gradient = False
     found = influence(agent, kept.steps, kept.attempt_ends, "cpu")
-    assert clips
-    assert not any(clip.clip_gradient for clip in clips)
     np.testing.assert_allclose(found.share.sum(axis=1), 1.0)
     probabilities = kept_probabilities(agent, kept)
     assert (probabilities.max(dim=-1).values > 0.98).all(), "this tests nothing unless they are clipped"
