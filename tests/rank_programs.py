@@ -328,8 +328,8 @@ class StopAt(amago.Experiment):
 
 STOPS = {
     "collect in the slow rank": ("collect", {0: signal.SIGINT}),
-    "collect in the other, which waits": ("collect", {1: signal.SIGTERM}),
-    "evaluate": ("evaluate", {1: signal.SIGTERM}),
+    "collect in both, of which one waits": ("collect", {0: signal.SIGTERM, 1: signal.SIGTERM}),
+    "evaluate": ("evaluate", {0: signal.SIGTERM}),
     "wait": ("wait", {1: signal.SIGINT}),
     "train": ("train", {0: signal.SIGUSR1}),
     "both": ("train", {0: signal.SIGINT, 1: signal.SIGTERM}),

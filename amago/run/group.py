@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import signal
 import sys
 import threading
 import time
-import uuid
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
@@ -28,7 +26,6 @@ T = TypeVar("T")
 SIGNALS = system.signals("SIGINT", "SIGTERM", "SIGUSR1")
 TIMEOUT = timedelta(hours=1)
 """Longest wait of a rank for the others in one call. Their times of collection may differ by so much."""
-_BETWEEN_LOOKS = 0.25  # seconds
 
 
 class Stopped(SystemExit):
@@ -83,9 +80,8 @@ class Ranks:
         """The item of rank 0."""
         return self.gather([item])[0]
 
-    def largest(self, number: int, while_waiting: Callable[[], object] | None = None) -> int:
-        """The largest number of all ranks, or `RankLostError` where one has ended. Until all are here, signals are handled, and
-        ``while_waiting`` is called now and then."""
+    def largest(self, number: int) -> int:
+        """The largest number of all ranks, or `RankLostError` where one has ended. Until all are here, signals are handled."""
         if self.count == 1:
             return number
         value, wait = torch.tensor([number]), 5e-5
@@ -94,8 +90,6 @@ class Ranks:
             while not work.is_completed():
                 time.sleep(wait)
                 wait = min(2 * wait, 0.02)
-                if while_waiting is not None:
-                    while_waiting()
             work.wait()
         except RuntimeError as err:
             raise RankLostError(
@@ -135,8 +129,7 @@ class Signals:
     signals are ignored until the process has ended, so that none changes its exit code; if `Stopped` is caught and discarded, the
     previous handlers apply again. Outside the main thread signals keep their handlers.
 
-    A signal to one of several ranks reaches the others when all `decide` together, and between two such calls by a key in the store
-    through which the processes found each other, for which `pending` looks.
+    A signal to one of several ranks reaches the others when all `decide` together: after each update, and at the end of each phase.
 
     Attributes:
         requested: number of the first signal that this process knows; None before.
@@ -147,19 +140,13 @@ class Signals:
         self._decided: int | None = None  # the signal for which all ranks stop
         self._ranks = ranks or Ranks()
         self._previous: dict[int, Any] = {}
-        self._store: dist.Store | None = None
-        if self._ranks.count > 1:
-            self._store = _store_of(self._ranks)
-            self._run = self._ranks.of_first(uuid.uuid4().hex)  # a store may outlive the processes that it served
-        self._entered, self._key = 0, ""
-        self._published, self._next_look = False, 0.0
 
     def __bool__(self) -> bool:
-        return (self.requested if self._store is None else self._decided) is not None
+        return (self.requested if self._ranks.count == 1 else self._decided) is not None
 
     def decide(self) -> bool:
         """True in all ranks if a signal has reached any of them, so that all stop. All ranks must call this together."""
-        if self._store is not None and self._decided is None:
+        if self._ranks.count > 1 and self._decided is None:
             self._decided = self.meet(self.requested or 0) or None
         return bool(self)
 
@@ -171,27 +158,11 @@ class Signals:
 
     def meet(self, number: int = 0) -> int:
         """Wait until all ranks are here, handling signals meanwhile; all must call this together. Returns the largest ``number``."""
-        return self._ranks.largest(number, self._publish)
+        return self._ranks.largest(number)
 
     def pending(self) -> bool:
-        """True if a signal is known to have reached any rank: this rank's part of a phase ends early, then `decide` follows."""
-        if self._store is not None and self._key:
-            now = time.monotonic()
-            if self.requested is None and now >= self._next_look:
-                self._next_look = now + _BETWEEN_LOOKS
-                # an error where the process with the store has ended, which the next call of all ranks reports
-                with contextlib.suppress(RuntimeError):
-                    if self._store.check([self._key]):
-                        self.requested, self._published = int(self._store.get(self._key)), True
-            self._publish()
+        """True if this rank knows of a signal: its part of a phase ends early, then `decide` follows."""
         return self.requested is not None
-
-    def _publish(self) -> None:
-        """Write a signal to this rank into the store, for the other ranks."""
-        if self._store is not None and self.requested is not None and self._key and not self._published:
-            self._published = True
-            with contextlib.suppress(RuntimeError):
-                self._store.set(self._key, str(self.requested))
 
     def wait(self, seconds: float) -> None:
         """Sleep until a signal arrives, for so many seconds at most."""
@@ -205,9 +176,6 @@ class Signals:
 
     def __enter__(self) -> Signals:
         self.requested = self._decided = None
-        if self._store is not None:
-            self._entered += 1  # as often in all ranks
-            self._published, self._key = False, f"amago/stop/{self._run}/{self._entered}"
         if threading.current_thread() is threading.main_thread():
             before = {s: signal.signal(s, self._handle) for s in SIGNALS}
             self._previous = {s: signal.SIG_DFL if handler is None else handler for s, handler in before.items()}
@@ -220,14 +188,6 @@ class Signals:
         for signum, handler in after.items():
             signal.signal(signum, handler)
         self._previous = {}
-
-
-def _store_of(ranks: Ranks) -> dist.Store:
-    """The store through which the ranks found each other."""
-    if meeting := os.environ.get("AMAGO_RANKS_FILE"):
-        return dist.FileStore(f"{meeting}.keys", ranks.count)
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=60))
 
 
 class _IgnoredUntilExit:
