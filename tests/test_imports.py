@@ -17,7 +17,7 @@ from amago.envs import make_pool
 
 ROOT = Path(amago.__file__).parent
 LAYERS = [
-    {"ops", "config", "spaces", "registry", "describe"},
+    {"ops", "config", "spaces", "registry", "describe", "fields"},
     {"data", "hindsight", "relabeling"},
     {"store", "nets"},
     {"loading", "envs", "agent"},

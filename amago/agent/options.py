@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import gin
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from amago import ops
 from amago.agent.methods.traces import TARGETS
+from amago.fields import Check, declare, faults, number, one_of, optional, whole, within
 from amago.nets.actor_critic import Actor, NCritics, NCriticsTwoHot
 
 
@@ -102,22 +102,12 @@ def check_gamma_idx(name: str, gamma_idx: int, gammas: Tensor) -> None:
         raise ValueError(f"{name}={gamma_idx} is the index of none of the discounts {[round(g, 6) for g in gammas.tolist()]}")
 
 
-Check = tuple[str, Callable[[float], bool]]
-_COUNT: Check = ("a whole number of at least 1", lambda x: x >= 1 and int(x) == x)
-_NUMBER: Check = ("a whole number of at least 0", lambda x: x >= 0 and int(x) == x)
-_POSITIVE: Check = ("positive", lambda x: 0.0 < x < math.inf)
-_WEIGHT: Check = ("at least 0", lambda x: x >= 0.0)
+_RATE = number(above=0, finite=True)
 
 
-def option(default: Any, check: Check | None = None, networks: bool = False) -> Any:
-    """An option.
-
-    Args:
-        default: None means that it is off, which every check accepts.
-        check: the condition on its value in words, and a function that is True for a right value.
-        networks: it determines the networks or the meaning of their outputs: a run cannot resume with another value.
-    """
-    return field(default=default, metadata={"check": check, "networks": networks})
+def option(default: object, check: Check | None = None, networks: bool = False) -> Any:
+    """An option. With ``networks`` it determines the networks or the meaning of their outputs: a run cannot resume with another value."""
+    return declare(default, check, networks=networks)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,41 +174,39 @@ class ActorCriticOptions:
         ValueError: a number is out of range, or options contradict each other. The message names them.
     """
 
-    num_critics: int = option(4, _COUNT, networks=True)
-    num_critics_td: int = option(2, _COUNT)
-    online_coeff: float = option(1.0, _WEIGHT)
-    offline_coeff: float = option(0.1, _WEIGHT)
-    critic_loss_weight: float = option(10.0, _WEIGHT)
+    num_critics: int = option(4, whole(1), networks=True)
+    num_critics_td: int = option(2, whole(1))
+    online_coeff: float = option(1.0, number(0))
+    offline_coeff: float = option(0.1, number(0))
+    critic_loss_weight: float = option(10.0, number(0))
     gamma: float = option(0.999, networks=True)
     use_multigamma: bool = option(True, networks=True)
-    reward_multiplier: float = option(10.0, _POSITIVE)
-    tau: float = option(0.003, ("in (0, 1]", lambda x: 0.0 < x <= 1.0))
-    n_step: int = option(1, _COUNT)
-    targets: str = option("n_step", (f"one of {', '.join(map(repr, TARGETS))}", lambda x: x in TARGETS))
-    trace_lambda: float = option(0.95, ("in [0, 1]", lambda x: 0.0 <= x <= 1.0))
-    entropy_target: float | None = option(None, ("a finite number", math.isfinite))
-    entropy_coeff: float | None = option(None, _POSITIVE)
-    entropy_lr: float = option(0.01, _POSITIVE)
-    expectile: float | None = option(None, ("in (0, 1)", lambda x: 0.0 < x < 1.0))
-    burn_in: int = option(0, _NUMBER)
-    bootstrap_context: int | None = option(None, _COUNT)
+    reward_multiplier: float = option(10.0, _RATE)
+    tau: float = option(0.003, within("(0, 1]", lambda x: 0.0 < x <= 1.0))
+    n_step: int = option(1, whole(1))
+    targets: str = option("n_step", one_of(*TARGETS))
+    trace_lambda: float = option(0.95, within("[0, 1]", lambda x: 0.0 <= x <= 1.0))
+    entropy_target: float | None = option(None, optional(number(finite=True)))
+    entropy_coeff: float | None = option(None, optional(_RATE))
+    entropy_lr: float = option(0.01, _RATE)
+    expectile: float | None = option(None, optional(within("(0, 1)", lambda x: 0.0 < x < 1.0)))
+    burn_in: int = option(0, whole(0))
+    bootstrap_context: int | None = option(None, optional(whole(1)))
     popart: bool = option(True, networks=True)
     rescale_critics: bool = option(False, networks=True)
     use_target_actor: bool = True
     fake_filter: bool = False
     fbc_filter_func: Callable[[Tensor], Tensor] = binary_filter
-    num_actions_for_value_in_critic_loss: int = option(1, _COUNT)
-    num_actions_for_value_in_actor_loss: int = option(1, _COUNT)
+    num_actions_for_value_in_critic_loss: int = option(1, whole(1))
+    num_actions_for_value_in_actor_loss: int = option(1, whole(1))
     actor_type: type[nn.Module] = option(Actor, networks=True)  # noqa: RUF009
     critic_type: type[nn.Module] = option(NCritics, networks=True)  # noqa: RUF009
     pass_obs_keys_to_actor: Sequence[str] | None = option(None, networks=True)
     rollout_gamma_idx: int = -1
 
     def __post_init__(self) -> None:
-        values = vars(self)
-        for name, check in ((f.name, f.metadata.get("check")) for f in fields(ActorCriticOptions)):
-            if check is not None and values[name] is not None and not check[1](values[name]):
-                raise ValueError(f"{name} must be {check[0]}, got {name}={values[name]!r}")
+        for name, fault in faults(self):
+            raise ValueError(f"{name}={vars(self)[name]!r}: {fault}")
         traces, entropy = self.targets != "n_step", self.entropy_target is not None or self.entropy_coeff is not None
         expectile = self.expectile is not None
         for contradiction, why in (
@@ -240,9 +228,9 @@ class ActorCriticOptions:
 class MultiTaskOptions(ActorCriticOptions):
     """The defaults of `amago.agent.MultiTaskAgent`: behaviour cloning alone, three sampled actions, classified returns."""
 
-    online_coeff: float = 0.0
-    offline_coeff: float = 1.0
-    num_actions_for_value_in_actor_loss: int = 3
+    online_coeff: float = option(0.0, number(0))
+    offline_coeff: float = option(1.0, number(0))
+    num_actions_for_value_in_actor_loss: int = option(3, whole(1))
     critic_type: type[nn.Module] = NCriticsTwoHot
 
 

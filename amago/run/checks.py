@@ -1,15 +1,12 @@
-"""Checks of a run: rules for its settings, the spaces of its buffer and environments, and a user's networks."""
+"""Checks of a run: its directories, the spaces of its buffer and environments, and a user's networks."""
 
 from __future__ import annotations
 
 import difflib
 import logging
-import math
 import os
-import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ import gymnasium as gym
 from amago.agent import BaseAgent, check_traj_encoder, check_tstep_encoder
 from amago.data.extras import ExtraField, check_extra_fields
 from amago.data.findings import CheckError
+from amago.fields import Check
 from amago.loading.dataset import RLDataset
 from amago.loading.disk import DiskTrajDataset
 from amago.spaces import space_differences
@@ -27,61 +25,6 @@ log = logging.getLogger(__name__)
 
 class SettingsError(ValueError):
     """One or more fields of an `Experiment` are wrong; the message has a line for each."""
-
-
-# ---- rules for one field ----------------------------------------------------------------------------------------------------
-
-
-Check = Callable[[str, Any], str | None]
-"""Returns the fault of a field, given by its name and its value; None if it has none."""
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A `Check` whose message is "must be WHAT" unless ``ok`` returns True for the value."""
-
-    what: str
-    ok: Callable[[Any], bool]
-
-    def __call__(self, name: str, value: object) -> str | None:
-        if self.ok(value):
-            return None
-        return f"{name} must be {self.what}, got {value!r}" + (
-            "; pickled .traj files are never written" if isinstance(value, str) and value == "traj" else ""
-        )
-
-
-def whole(least: int) -> Rule:
-    """A whole number from 0 or 1 on."""
-    what = "a whole number of 0 or more" if least == 0 else f"a whole number of at least {least}"
-    return Rule(what, lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= least)
-
-
-def number(least: float | None = None, above: float = -math.inf, finite: bool = False) -> Rule:
-    """A number of at least ``least``, or greater than ``above``; infinity counts unless ``finite``."""
-    bound = f"above {above:g}" if least is None else "of 0 or more" if least == 0 else f"of at least {least:g}"
-
-    def ok(v: object) -> bool:
-        if not isinstance(v, int | float) or isinstance(v, bool) or math.isnan(v) or (finite and math.isinf(v)):
-            return False
-        return v > above if least is None else v >= least
-
-    return Rule(f"a {'finite ' if finite else ''}number {bound}", ok)
-
-
-def one_of(*known: object) -> Rule:
-    """One of some texts, or None if that is one of them."""
-    return Rule(f"one of {', '.join(map(repr, known))}", lambda v: (v is None or isinstance(v, str)) and v in known)
-
-
-def text(what: str, pattern: str = r"(?s).*") -> Rule:
-    """A text of some pattern."""
-    return Rule(what, lambda v: isinstance(v, str) and re.fullmatch(pattern, v) is not None)
-
-
-def optional(rule: Rule) -> Rule:
-    """A rule that allows None and the values that another rule allows."""
-    return Rule(f"None or {rule.what}", lambda v: v is None or rule.ok(v))
 
 
 def subclass_of(base: type, named: Mapping[str, Any], or_none: bool = False) -> Check:
@@ -98,16 +41,9 @@ def subclass_of(base: type, named: Mapping[str, Any], or_none: bool = False) -> 
     return check
 
 
-switch = Rule("True or False", lambda v: isinstance(v, bool))
-path = Rule("a path", lambda v: isinstance(v, str | os.PathLike) and bool(os.fspath(v)))
-
-
 def directory(name: str, value: object) -> str | None:
     """Check the path of a directory in which checkpoints and logs can be written."""
     return next(iter(unwritable(name, value, "checkpoints and logs")), None)
-
-
-# ---- the parts of a run -------------------------------------------------------------------------------------------------------
 
 
 def check_required_extras(agent: BaseAgent, extra_fields: Sequence[ExtraField | str]) -> None:

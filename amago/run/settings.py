@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import os
@@ -15,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from amago.agent import BaseAgent
@@ -26,27 +26,14 @@ from amago.describe import name_of
 from amago.envs import AMAGOEnv
 from amago.envs.exploration import EXPLORATION, EpsilonGreedy, ExplorationWrapper
 from amago.envs.pool import ENV_MODES
+from amago.fields import Check, Rule, declare, faults, number, one_of, optional, path, switch, text, whole, within
 from amago.loading import DiskTrajDataset, RLDataset
 from amago.loading.dataset import reads_files
 from amago.nets.traj_base import TRAJ_ENCODERS
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TSTEP_ENCODERS, TstepEncoder
 from amago.run.callbacks import Callback, mistakes_in
-from amago.run.checks import (
-    Check,
-    Rule,
-    SettingsError,
-    directory,
-    number,
-    one_of,
-    optional,
-    path,
-    subclass_of,
-    switch,
-    text,
-    unwritable,
-    whole,
-)
+from amago.run.checks import SettingsError, directory, subclass_of, unwritable
 
 EnvMaker = Callable[[], AMAGOEnv]
 EnvMakers = EnvMaker | Iterable[EnvMaker]
@@ -68,8 +55,7 @@ _RESUME = Rule(
 _WEIGHTS = Rule("the path of a run, of a training state or of a file of weights", path.ok)
 _OPTIONAL_TEXT = optional(text("a text"))
 _LOG_TO = Rule(f"a list of names of {', '.join(LOG_TO)}", lambda v: isinstance(v, list | tuple) and all(x in LOG_TO for x in v))
-_SHARE = Rule("a share between 0 and 1", lambda v: number(0).ok(v) and v <= 1)
-_DECAY = Rule("a number of at least 0 and below 1", lambda v: number(0).ok(v) and v < 1)
+_SAVE_AS = one_of(*SAVE_FORMATS, note="; pickled .traj files are never written")
 _COMPILE = Rule("'auto', True or False", lambda v: isinstance(v, bool) or (isinstance(v, str) and v == "auto"))
 _RATE = number(above=0, finite=True)
 _TSTEP_ENCODER = subclass_of(TstepEncoder, TSTEP_ENCODERS)
@@ -91,10 +77,7 @@ def setting(default: object, *, check: Check | None = None, resume: str = "", he
         resume: a change is applied to a run that resumes, with this note on lost state; or `REFUSE`, or `IGNORE`.
         help: of its command-line argument in training scripts, --NAME; empty: there is none.
     """
-    about = {"check": check, "resume": resume, "help": help}
-    if callable(default) and not isinstance(default, type):
-        return dataclasses.field(default_factory=default, metadata=about)
-    return dataclasses.field(default=default, metadata=about)
+    return declare(default, check, resume=resume, help=help)
 
 
 @dataclass
@@ -225,7 +208,7 @@ class ExperimentSettings:
     traj_save_len: float = setting(1e10, check=number(1), resume=_ROLLOUTS)
     has_dset_edit_rights: bool = setting(True, check=switch)
     stagger_traj_file_lengths: bool = setting(True, check=switch)
-    save_trajs_as: str = setting("segments", check=one_of(*SAVE_FORMATS), resume=_ROLLOUTS)
+    save_trajs_as: str = setting("segments", check=_SAVE_AS, resume=_ROLLOUTS)
     padded_sampling: str = setting("none", check=one_of(*PADDED_SAMPLING))
     dloader_workers: int = setting(6, check=whole(0), resume=IGNORE)
 
@@ -250,7 +233,7 @@ class ExperimentSettings:
 
     sample_actions_train: bool = setting(True, check=switch)
     sample_actions_val: bool = setting(True, check=switch)
-    lr_cooldown: float = setting(0.0, check=_SHARE, resume=_SCHEDULE)
+    lr_cooldown: float = setting(0.0, check=within("[0, 1]", lambda v: 0 <= v <= 1), resume=_SCHEDULE)
     seed: int | None = setting(
         None, check=optional(whole(0)), resume=_SEED, help="seed of all random numbers; if not given, a new one is drawn"
     )
@@ -275,7 +258,7 @@ class ExperimentSettings:
     callbacks: Sequence[Callback] = setting((), resume=IGNORE)
     actor_learning_rate: float | None = setting(None, check=optional(_RATE))
     critic_learning_rate: float | None = setting(None, check=optional(_RATE))
-    ema_decay: float = setting(0.0, check=_DECAY, resume=_AVERAGE)
+    ema_decay: float = setting(0.0, check=within("[0, 1)", lambda v: 0 <= v < 1), resume=_AVERAGE)
     total_steps: int | None = setting(None, check=optional(whole(1)))
     keep_policy_weights: int | None = setting(100, check=optional(whole(1)))
     log_to: Sequence[str] = setting((), check=_LOG_TO, resume=IGNORE)
@@ -294,21 +277,20 @@ class ExperimentSettings:
         """Replace shorthands: numbers of NumPy and PyTorch become Python's; build the dataset from ``dset_root`` and
         ``dset_name``; make lists of iterables of functions; replace names of parts by their classes; save one file for each
         trajectory where a dataset reads file by file."""
-        for name, value in vars(self).items():
-            if getattr(value, "ndim", None) == 0:
-                setattr(self, name, plain(value))
+        scalars = {k: v for k, v in vars(self).items() if isinstance(v, np.generic | np.ndarray | torch.Tensor) and v.ndim == 0}
+        vars(self).update({name: plain(value) for name, value in scalars.items()})
         root, dset = self.dset_root, self.dset_name
-        if self.dataset is None and root is not None and dset is not None and not _wrong_fields(self, "dset_"):
+        if self.dataset is None and root is not None and dset is not None and not any(faults(self, "dset_")):
             size, steps, count = self.dset_max_size, self.dset_max_steps, self.dset_max_bytes
             self.dataset = DiskTrajDataset(root, dset, size, dset_max_steps=steps, dset_max_bytes=count)
         if isinstance(self.save_trajs_as, str) and self.save_trajs_as == "segments" and reads_files(self.dataset):
             self.save_trajs_as = "npz"
         for name, classes in NAMED_FIELDS.items():
-            value = getattr(self, name)
+            value = vars(self)[name]
             if isinstance(value, str):
                 setattr(self, name, classes.get(value, value))
         for name in ("make_train_env", "make_val_env", "callbacks"):
-            value = getattr(self, name)
+            value = vars(self)[name]
             if isinstance(value, Iterable) and not callable(value) and not isinstance(value, str | bytes):
                 setattr(self, name, list(value))  # an iterator can be read only once
 
@@ -352,14 +334,14 @@ class ExperimentSettings:
 
 def check_settings(s: ExperimentSettings) -> None:
     """Raise a `SettingsError` that lists every wrong field, its value and its valid values; after `ExperimentSettings.resolve`."""
-    wrong = _wrong_fields(s)
+    wrong = dict(faults(s))
     problems = [*wrong.values(), *mistakes_in(s.callbacks), *_extra_fields(s)]
     if s.dataset is not None and not isinstance(s.dataset, RLDataset):
         problems.append(f"dataset must be an amago.loading.RLDataset, got {s.dataset!r}")
     elif s.dataset is None and (s.dset_root is None or s.dset_name is None):
         problems.append("dataset must be given, or dset_root and dset_name to build a DiskTrajDataset")
     for name in ("make_train_env", "make_val_env"):
-        problems += _env_makers(name, getattr(s, name), s)
+        problems += _env_makers(name, vars(s)[name], s)
     roles_are_known = not wrong.keys() & {"epochs", "start_collecting_at_epoch", "train_timesteps_per_epoch"}
     if isinstance(s.dataset, DiskTrajDataset) and roles_are_known and (s.collects or not s.dataset.buffer_dir.exists()):
         problems += unwritable("dset_root", s.dataset.buffer_dir, "the replay buffer")
@@ -367,12 +349,6 @@ def check_settings(s: ExperimentSettings) -> None:
         problems += _contradictions(s)
     if problems:
         raise SettingsError("this Experiment cannot start:\n  - " + "\n  - ".join(problems))
-
-
-def _wrong_fields(s: ExperimentSettings, prefix: str = "") -> dict[str, str]:
-    checks = {f.name: f.metadata.get("check") for f in dataclasses.fields(s) if f.name.startswith(prefix)}
-    found = {name: check(name, getattr(s, name)) for name, check in checks.items() if check is not None}
-    return {name: problem for name, problem in found.items() if problem is not None}
 
 
 def _extra_fields(s: ExperimentSettings) -> Iterator[str]:
@@ -419,8 +395,8 @@ def _contradictions(s: ExperimentSettings) -> Iterator[str]:
         if not isinstance(given, DiskTrajDataset) or (os.path.abspath(given.dset_root), given.dset_name) != wanted:
             yield f"dataset is given, and dset_root={s.dset_root!r}, dset_name={s.dset_name!r} would build another: give one of the two"
     for name in ("dset_max_size", "dset_max_steps", "dset_max_bytes"):
-        value = getattr(s, name)
-        own = getattr(s.dataset, name) if isinstance(s.dataset, DiskTrajDataset) else None
+        value = vars(s)[name]
+        own = vars(s.dataset)[name] if isinstance(s.dataset, DiskTrajDataset) else None
         if s.dataset is not None and value not in (math.inf, own):
             yield f"{name}={value} does not change the dataset that is given: give it to {type(s.dataset).__name__} instead"
     if s.overwrite and s.resume != "never":
