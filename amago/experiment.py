@@ -6,17 +6,18 @@ from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, Literal
 
 import gin
 import torch
 from torch import Tensor
 
 from amago.agent import BaseAgent
+from amago.agent.checking import warn_of_faulty_parts
 from amago.compat.names import attributes
 from amago.data.batch import Batch
 from amago.describe import html_table
-from amago.envs.statistics import PhaseStatistics, ReturnHistory, SpecialMetricHistory
+from amago.envs.statistics import ReturnHistory, SpecialMetricHistory
 from amago.loading import RLDataset
 from amago.loading.dataset import collection_ended
 from amago.nets.ranks import joint_batch
@@ -25,7 +26,6 @@ from amago.run import console
 from amago.run.building import Building
 from amago.run.callbacks import CallbackList
 from amago.run.checkpoint import load_into
-from amago.run.checks import check_required_extras, warn_of_faulty_parts
 from amago.run.collect import Acting, Histories
 from amago.run.console import TRAIN, Console, Phase
 from amago.run.data import Batches, check_trained, warn_if_nothing_saved
@@ -36,8 +36,8 @@ from amago.run.metric_names import UPDATES_PER_SECOND
 from amago.run.metrics import RunLog, extra_loggers, mean_of_rows
 from amago.run.optimizer import adamw, param_groups
 from amago.run.rundir import RunDir
-from amago.run.settings import EnvMakers, ExperimentSettings, warn_if_nothing_to_do
-from amago.run.state import Position, local_state, snapshot
+from amago.run.settings import EnvMakers, ExperimentSettings, check_required_extras, warn_if_nothing_to_do
+from amago.run.state import Position, save
 
 __getattr__ = attributes(__name__)
 
@@ -47,7 +47,7 @@ def _of(part: str, name: str) -> Any:
     return property(attrgetter(f"{part}.{name}"), lambda e, value: setattr(attrgetter(part)(e), name, value))
 
 
-def _envs(kind: Any) -> Any:
+def _envs(kind: Literal["train", "val"]) -> Any:
     return property(lambda e: e.actors.envs(kind), lambda e, envs: e.actors.use(kind, envs), lambda e: e.actors.drop(kind))
 
 
@@ -88,6 +88,7 @@ class Experiment(ExperimentSettings):
     logger, frames_by_env = _of("run_log", "logger"), _of("position", "frames_by_env")
     actors, rl2_space, hidden_state = _of("building", "actors"), _of("actors", "rl2_space"), _of("acting", "hidden_state")
     train_envs, val_envs, launched = _envs("train"), _envs("val"), _of("building", "launched")
+    phase_statistics = _of("acting", "statistics")
     DEVICE, checkpoints, ckpt_dir = _of("accelerator", "device"), _of("rundir", "checkpoints"), _of("checkpoints", "directory")
 
     def __post_init__(self) -> None:
@@ -96,15 +97,12 @@ class Experiment(ExperimentSettings):
         self.rundir, self.group, self.signals = RunDir(self), Ranks(), Signals()
         self.console, self.moments = Console(speaks=False), CallbackList()
         self.building, self.acting, self.should_stop, self.run_seed = Building(self), Acting(self), False, 0
-        self.phase_statistics: PhaseStatistics | None = None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {', '.join(f'{k}: {v}' for k, v in console.state_of(self).items())}>"
 
     def _repr_html_(self) -> str:
         return html_table(("", type(self).__name__), list(console.state_of(self).items()))
-
-    # ---- start and end -------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Check the settings; build environments, dataset, model, optimizer and loggers; resume according to ``resume``.
@@ -173,8 +171,7 @@ class Experiment(ExperimentSettings):
         if self.accelerator.is_main_process and isinstance(self.policy, BaseAgent):
             warn_of_faulty_parts(self.policy)
             if self.rundir.is_open:
-                raw = self.actors.spaces.raw_observation
-                self.checkpoints.description = write_policy_spec(self.run_dir, self.policy, raw)
+                self.checkpoints.description = write_policy_spec(self.run_dir, self.policy, self.actors.spaces.raw_observation)
 
     def init_logger(self) -> None:
         """Open the log files; only the main process writes."""
@@ -223,17 +220,9 @@ class Experiment(ExperimentSettings):
         """Save a complete training state, and a separate file with the policy's weights. If that fails, for example because the disk is
         full, a warning is logged; earlier checkpoints are intact."""
         self.building.require("save_checkpoint()")
-        number = self.position.file_epoch
         with self.acting_weights():
-            self.learner.average_gradients(self.group)
-            ranks = self.group.gather([local_state(self)])
-            if self.accelerator.is_main_process:
-                saved = self.checkpoints.save(
-                    number, snapshot(self, ranks), self.keep_training_states, self.keep_policy_weights
-                )
-            self.accelerator.wait_for_everyone()
-            if self.accelerator.is_main_process and saved:
-                self.moments.call("on_save_checkpoint", self, self.checkpoints.path_of(number))
+            if (saved := save(self)) is not None:
+                self.moments.call("on_save_checkpoint", self, saved)
 
     def load_checkpoint(self, epoch: int, resume_training_state: bool = True) -> None:
         """Load a checkpoint of this run, by the epoch in its name: the training state, or only the policy's weights."""
@@ -303,9 +292,7 @@ class Experiment(ExperimentSettings):
         warn_if_nothing_to_do(self)
         self.building.open_log()
         self.building.resume()
-        self.plan_epochs(self.group.count, self.epoch, self.position.collected, self.env_steps)
-        if self.epoch >= self.epochs > 0:
-            self.print(f"nothing is left to do: {self.epoch} epochs are finished, and epochs={self.epochs}; more of them go on")
+        self.print(self.plan_epochs(self.group.count, self.epoch, self.position.collected, self.env_steps))
         try:
             with self.signals, self.console.learning(self):
                 while self.epoch < self.epochs and not self.should_stop:
@@ -335,8 +322,7 @@ class Experiment(ExperimentSettings):
             self.collect_new_training_data()
         self.log(collection_ended(self.data, self), "dataset")
         self.signals.check()
-        if self.train_timesteps_per_epoch and collects:
-            warn_if_nothing_saved(self, self.data, n, self.acting.saved)
+        warn_if_nothing_saved(self, self.data, n, self.acting.saved)
         if n >= self.start_learning_at_epoch and self.building.wait_for_data():
             self.batches.renew(self.init_dloaders, self.DEVICE)
             self.train_epoch()
@@ -344,8 +330,7 @@ class Experiment(ExperimentSettings):
         if self.position.trained and (metrics := self.data.on_end_of_training()):
             self.log(metrics, "dataset")
         self.position.begin(n + 1)
-        if self.total_steps and not self.collects and self.env_steps >= self.total_steps:
-            self.should_stop = True
+        self.should_stop |= self.has_delivered(self.env_steps)
         self.moments.call("on_epoch_end", self, self.run_log.take_newest())
         self.should_stop = any(self.group.gather([self.should_stop]))
         if self.ckpt_interval and (n % self.ckpt_interval == 0 or self.epoch == self.epochs or self.should_stop):
@@ -361,14 +346,12 @@ class Experiment(ExperimentSettings):
     def train_epoch(self) -> None:
         """Train on ``train_batches_per_epoch`` batches, less the batches of a resumed epoch."""
         self.building.require("train_epoch()")
-        if not self.collects and not self.env_steps and (change := self.policy.learn_from_records()):
-            self.print(change)
+        self.print(self.learner.begin_training(from_records=not self.collects and not self.env_steps))
         count = self.batches.count(self.train_batches_per_epoch - self.position.trained, self.train_batches_per_epoch)
-        self.policy_aclr.train()
         with self.console.phase(TRAIN, count, "batch") as phase, joint_batch(self.group.count):
             for batch in self.batches.take(count):
                 self.moments.call("before_update", self)
-                if self.group.count == 1 and self.signals:  # it has waited
+                if self.signals:  # it has waited
                     break
                 log_step = bool(self.log_interval) and self.position.trained % self.log_interval == 0
                 self.run_log.add(self.train_step(batch, log_step))

@@ -19,10 +19,9 @@ from amago.nets.traj_encoders import TformerTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
 from amago.relabeling import Relabeler
 from amago.run.checkpoint import CheckpointError
-from amago.run.checks import SettingsError
 from amago.run.data import NothingTrainedError
 from amago.run.rundir import RunExistsError
-from amago.run.settings import REQUIRED
+from amago.run.settings import REQUIRED, SettingsError
 from amago.spaces import NonFiniteError
 
 NAN, INF = float("nan"), float("inf")

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import copy
+import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from amago.agent.base import BaseAgent
 from amago.data.findings import CheckError, of_exception
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
 from amago.spaces import action_spec, rl2_space, spaces_of
 
+log = logging.getLogger(__name__)
 _STEPS = 8  # of a rollout
 _TOLERANCE = 1e-3  # relative to the size of outputs: much more than rounding in float32
 _RANDOM = "in evaluation mode, the same input gives two different outputs: random numbers are for self.training alone"
@@ -342,3 +345,24 @@ def _check_gradients(encoder: nn.Module, forward: Callable[[], Tensor]) -> None:
     _require(not infinite, f"the gradient of {infinite} is not finite for finite input")
     encoder.zero_grad(set_to_none=True)
     encoder.eval()
+
+
+def warn_of_faulty_parts(agent: BaseAgent) -> None:
+    """Check copies of an agent's timestep encoder and sequence model, unless they are this library's own classes, and warn of faults. Neither
+    the agent nor the process's random numbers change."""
+    spaces = agent.obs_space, agent.action_space
+    checks: list[tuple[Any, Callable[[], object]]] = [
+        (agent.tstep_encoder, lambda: check_tstep_encoder(agent.tstep_encoder, spaces)),
+        (agent.traj_encoder, lambda: check_traj_encoder(agent.traj_encoder, export=False)),
+    ]
+    for part, check in checks:
+        if type(part).__module__.partition(".")[0] != "amago":
+            name = f"{type(part).__module__}.{type(part).__qualname__}"
+            try:
+                check()
+            except CheckError as err:
+                warnings.warn(
+                    f"{name}: {err}\nTraining begins all the same, and may learn little or act otherwise.", stacklevel=2
+                )
+            except Exception as err:  # a part that cannot be copied may train all the same
+                log.info("%s could not be checked: %r", name, err)

@@ -25,10 +25,10 @@ from amago.envs import AMAGOEnv
 from amago.experiment import Experiment
 from amago.nets.traj_base import TRAJ_ENCODERS
 from amago.nets.tstep_encoders import is_image
-from amago.run.checks import unwritable
 from amago.run.console import metrics_table
 from amago.run.record import read_record
 from amago.run.rundir import SETTINGS_YAML
+from amago.run.settings import unwritable
 
 VAL_SHARE = 0.1
 ARGUMENTS: dict[str, Any] = {

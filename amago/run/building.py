@@ -12,13 +12,13 @@ import torch
 
 from amago.run.callbacks import CallbackList
 from amago.run.checkpoint import identity
-from amago.run.checks import check_buffer
 from amago.run.collect import RunActors
 from amago.run.console import COLLECT, TRAIN, Console
 from amago.run.data import REFUSED_SECONDS, wait_for_data
 from amago.run.group import Ranks, Signals, Stopped
 from amago.run.launched.roles import Collector, Learner, join
 from amago.run.process import draw_seed, keep_freed_memory, seed_process
+from amago.run.rundir import check_buffer
 from amago.run.settings import check_settings
 from amago.run.state import restore
 

@@ -20,13 +20,13 @@ from amago.data.extras import check_extra_fields
 from amago.envs import AMAGOEnv
 from amago.envs.pool import ActorPool, PoolEnv, make_pool
 from amago.envs.statistics import PhaseStatistics, ReturnHistory, SpecialMetricHistory
-from amago.run.checks import SettingsError, check_evaluation_spaces, unwritable
 from amago.run.console import COLLECT, EVALUATE
 from amago.run.evaluate import mean_length, warn_if_too_short
 from amago.run.metric_names import STEPS_PER_SECOND
 from amago.run.process import SharedProcess
 from amago.run.rollout import Rollout, shares
-from amago.run.settings import EnvMakers, ExperimentSettings
+from amago.run.settings import EnvMakers, ExperimentSettings, SettingsError, unwritable
+from amago.spaces import space_differences
 
 Kind = Literal["train", "val", "test"]
 Histories = tuple[list[ReturnHistory], list[SpecialMetricHistory]]  # with one entry an environment each
@@ -201,7 +201,7 @@ class RunActors:
             if kind != "train":
                 own = self.spaces
                 found = pool.observation_space, pool.action_spec.space
-                check_evaluation_spaces(f"make_{kind}_env", found, (own.observation, own.action))
+                _check_evaluation_spaces(f"make_{kind}_env", found, (own.observation, own.action))
         except BaseException:
             pool.close()
             raise
@@ -216,6 +216,13 @@ class RunActors:
 
 def _spaces_of(source: ActorPool | AMAGOEnv) -> Spaces:
     return Spaces(source.observation_space, source.action_spec.space, source.rl2_space, source.raw_observation_space)
+
+
+def _check_evaluation_spaces(name: str, spaces: tuple[Any, Any], agent: tuple[Any, Any]) -> None:
+    """Refuse evaluation environments, made by the setting ``name``, whose spaces (observation, action) differ from the agent's."""
+    if differences := space_differences(agent, spaces):
+        text = "; ".join(f"{d.name}: {d.second}, not {d.first}" for d in differences)
+        raise SettingsError(f"{name} makes environments that the agent was not built for ({text}): give both the same spaces")
 
 
 def _spaces_of_first(makers: EnvMakers) -> Spaces:
@@ -247,12 +254,14 @@ class Acting:
 
     Attributes:
         now: the phase that has called ``interact``.
+        statistics: of the phase of collection or evaluation that has ended last; None before.
         restarts, saved: environments that were replaced, and trajectories that were saved, at least, in this process.
     """
 
     def __init__(self, experiment: Any):
         self.e = experiment
         self.now: ActingPhase | None = None
+        self.statistics: PhaseStatistics | None = None
         self.restarts = self.saved = 0
 
     @property
@@ -325,7 +334,7 @@ class Acting:
         metrics |= {name: fmean(values) for name, values in stats.exploration.items()}
         speeds = e.run_log.speeds = {STEPS_PER_SECOND: e.console.rate(COLLECT)}
         e.log(metrics, "rollout")
-        e.phase_statistics = stats
+        self.statistics = stats
         if not e.signals:
             e.moments.call("on_collect_epoch_end", e, {**metrics, **speeds})
 
@@ -335,7 +344,7 @@ class Acting:
         e.actors.val.reset()
         phase, sample = ActingPhase(EVALUATE, stoppable=True, evaluation=True), e.sample_actions and e.sample_actions_val
         steps, episodes = e.val_timesteps_per_epoch, self.share(e.val_episodes)
-        _, metrics, e.phase_statistics = self.run(phase, "val", e.val_envs, steps, sample, episodes=episodes)
+        _, metrics, self.statistics = self.run(phase, "val", e.val_envs, steps, sample, episodes=episodes)
         e.signals.check()  # the evaluation runs again after a resume
         warn_if_too_short(metrics, steps, e.val_episodes)
         e.log(metrics, "val")

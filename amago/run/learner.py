@@ -20,14 +20,13 @@ from amago.agent import BaseAgent
 from amago.data.batch import Batch
 from amago.nets import ranks
 from amago.run.checkpoint import CheckpointError
-from amago.run.checks import SettingsError
 from amago.run.collect import Spaces
 from amago.run.compiling import CompiledLoss, can_compile
 from amago.run.group import TIMEOUT, Ranks, leave_at_exit, ranks_on_cpus
 from amago.run.optimizer import load_optimizer, load_schedule, lr_schedule, names_in, rates_of_parts, skips_by_itself
 from amago.run.optimizer import param_groups as param_groups
 from amago.run.record import Calls, recording
-from amago.run.settings import ExperimentSettings
+from amago.run.settings import ExperimentSettings, SettingsError
 
 
 class WeightAverage:
@@ -236,6 +235,11 @@ class Learner:
             f"float32 products in TF32 (matmul_precision={s.matmul_precision!r}), " if s.matmul_precision != "highest" else ""
         )
         return (products if on_gpu else "") + loss if on_gpu or compiled else ""
+
+    def begin_training(self, from_records: bool) -> str:
+        """Begin a training phase, of data that was not collected for this run if ``from_records``; returns a line about changes of the agent."""
+        self.policy_aclr.train()
+        return self.policy.learn_from_records() if from_records else ""
 
     def acting_weights(self) -> AbstractContextManager[Any]:
         """In the block, the policy has the weights with which it acts: with ``ema_decay``, their average."""

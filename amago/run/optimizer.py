@@ -11,8 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from amago.agent import BaseAgent
-from amago.run.checks import SettingsError
-from amago.run.settings import ExperimentSettings
+from amago.run.settings import ExperimentSettings, SettingsError
 
 PARTS = {"actor_learning_rate": "actor", "critic_learning_rate": "critics"}
 """{field of an experiment: the part of the agent with this learning rate}."""

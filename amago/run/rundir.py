@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 from torch import Tensor, nn
 
 from amago import config
@@ -27,13 +28,13 @@ from amago.run.checkpoint import (
     write_json,
     write_text,
 )
-from amago.run.checks import SettingsError
 from amago.run.group import Ranks
 from amago.run.launched.protocol import STAGING
 from amago.run.locks import HeldError, RunLock
 from amago.run.record import SETTINGS_FILE, Calls, fields_of, has_learned, note_start, read_record, run_id, settings_of
-from amago.run.settings import ExperimentSettings
+from amago.run.settings import ExperimentSettings, SettingsError
 from amago.run.state import Change, Snapshot, changes, refuse
+from amago.spaces import space_differences
 from amago.store.files import TEMPORARY, free_bytes, is_stale
 from amago.store.formats import ORIGINAL_NAME
 
@@ -435,6 +436,25 @@ def buffer_of(data: RLDataset) -> Path | None:
             return None
         data = data.datasets[data.collecting]
     return data.buffer_dir if isinstance(data, DiskTrajDataset) else None
+
+
+def check_buffer(dataset: RLDataset, obs_space: gym.spaces.Dict, action_space: gym.Space[Any]) -> None:
+    """Refuse a buffer (of a `DiskTrajDataset`) whose trajectories, such as an older run's, have other spaces than the environments."""
+    if not isinstance(dataset, DiskTrajDataset):
+        return
+    try:
+        dataset.store.set_spaces(obs_space, action_space)
+    except ValueError as err:
+        raise SettingsError(f"{err}: choose another run_name or dset_name, or move the file away") from err
+    view = dataset.store.view()
+    for index, schema in view.kinds():
+        recorded = schema.obs_space, schema.action_spec.space
+        if differences := space_differences(recorded, (obs_space, action_space), ranges=True):
+            text = "; ".join(f"{d.name}: {d.first} there, {d.second} now" for d in differences)
+            raise SettingsError(
+                f"the buffer {dataset.buffer_dir} holds trajectories of {view.env_name(index)!r} that do not fit the environments of "
+                f"this run ({text}): choose another run_name or dset_name, or delete the buffer"
+            )
 
 
 def has_trajectories(buffer: Path) -> bool:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import math
 import os
@@ -33,7 +34,43 @@ from amago.nets.traj_base import TRAJ_ENCODERS
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TSTEP_ENCODERS, TstepEncoder
 from amago.run.callbacks import Callback, mistakes_in
-from amago.run.checks import SettingsError, directory, subclass_of, unwritable
+
+
+class SettingsError(ValueError):
+    """One or more fields of an `Experiment` are wrong; the message has a line for each."""
+
+
+def unwritable(name: str, path: object, purpose: str) -> Iterable[str]:
+    """Reasons why a directory, given by the setting ``name`` for files of a kind, or its nearest existing parent cannot be written to."""
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        yield f"{name} must be the path of a directory, got {path!r}"
+        return
+    directory = Path(path).expanduser()
+    existing = next((p for p in (directory, *directory.absolute().parents) if os.path.lexists(p)), directory)
+    if not existing.is_dir():
+        yield f"{name} is {os.fspath(path)!r}, for {purpose}, but {str(existing)!r} is a file: name a directory"
+    elif not os.access(existing, os.W_OK | os.X_OK):
+        yield f"{name} is {os.fspath(path)!r}, for {purpose}, but {str(existing)!r} cannot be written to: name another directory"
+
+
+def subclass_of(base: type, named: Mapping[str, Any], or_none: bool = False) -> Check:
+    """A class below ``base``, or a function in its place; names, which are in ``named``, were replaced before."""
+
+    def check(name: str, value: object) -> str | None:
+        if isinstance(value, str):
+            near = difflib.get_close_matches(value, named, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            return f"{name} must be {', '.join(map(repr, named))} or a subclass of {base.__name__}, got {value!r}{hint}"
+        right = callable(value) and not (isinstance(value, type) and not issubclass(value, base))
+        return None if right or (value is None and or_none) else f"{name} must be a subclass of {base.__name__}, got {value!r}"
+
+    return check
+
+
+def directory(name: str, value: object) -> str | None:
+    """Check the path of a directory in which checkpoints and logs can be written."""
+    return next(iter(unwritable(name, value, "checkpoints and logs")), None)
+
 
 EnvMaker = Callable[[], AMAGOEnv]
 EnvMakers = EnvMaker | Iterable[EnvMaker]
@@ -314,13 +351,20 @@ class ExperimentSettings:
         """True if this process collects data in some epoch."""
         return bool(self.train_timesteps_per_epoch) and self.start_collecting_at_epoch < self.epochs
 
-    def plan_epochs(self, processes: int, epoch: int = 0, collected: int = 0, env_steps: int = 0) -> None:
-        """Set ``epochs`` to those that ``total_steps`` takes, after finished epochs, steps of each actor in the current one, and steps in all."""
+    def plan_epochs(self, processes: int, epoch: int = 0, collected: int = 0, env_steps: int = 0) -> str:
+        """Set ``epochs`` to those that ``total_steps`` takes, after finished epochs, steps of each actor in the current one, and steps in all.
+        Returns a note where nothing is left to do."""
         each = int(self.parallel_actors) * processes
         per_epoch = int(self.train_timesteps_per_epoch or 0) * each
         if self.total_steps is not None and per_epoch and self.start_collecting_at_epoch < math.inf:
             left = max(0, int(self.total_steps) - env_steps) + collected * each
             self.epochs = max(epoch, int(self.start_collecting_at_epoch)) + -(-left // per_epoch)
+        done = f"nothing is left to do: {epoch} epochs are finished, and epochs={self.epochs}; more of them go on"
+        return done if epoch >= self.epochs > 0 else ""
+
+    def has_delivered(self, env_steps: int) -> bool:
+        """True in a process that never collects once its dataset got ``total_steps`` steps, with which its run ends."""
+        return self.total_steps is not None and not self.collects and env_steps >= self.total_steps
 
     @functools.cached_property
     def exploration_plan(self) -> tuple[int, bool]:
@@ -409,6 +453,17 @@ def _contradictions(s: ExperimentSettings) -> Iterator[str]:
             yield f"init_from is {os.fspath(s.init_from)!r}, which does not exist: name a run's directory, a training state or a file of weights"
         elif s.overwrite and path.resolve().is_relative_to(s.run_dir.resolve()):
             yield f"init_from is {os.fspath(s.init_from)!r}, which overwrite=True deletes: choose another run_name"
+
+
+def check_required_extras(agent: BaseAgent, extra_fields: Sequence[ExtraField | str]) -> None:
+    """Raise SettingsError unless all extra fields that the agent's losses need are declared."""
+    declared = {x.name for x in check_extra_fields(extra_fields)}
+    missing = [name for name in agent.required_extras if name not in declared]
+    if missing:
+        raise SettingsError(
+            f"agent_type {type(agent).__name__}, as it is configured, learns from {missing}, but extra_fields declares {sorted(declared)}: "
+            f"add {', '.join(map(repr, missing))} to extra_fields (the data recorded before has the field's default)"
+        )
 
 
 def warn_if_nothing_to_do(s: ExperimentSettings) -> None:

@@ -16,10 +16,9 @@ from amago.compat import accelerate_states
 from amago.describe import describe, flatten, format_value
 from amago.envs.pool import ActorPool
 from amago.run.checkpoint import CheckpointError, epoch_of, identity, load_into, load_training_state
-from amago.run.checks import SettingsError
 from amago.run.process import rng_state, seed_process, set_rng_state
 from amago.run.record import configurable, defaults_of
-from amago.run.settings import IGNORE, REFUSE, ExperimentSettings
+from amago.run.settings import IGNORE, REFUSE, ExperimentSettings, SettingsError
 
 # ---- settings that differ ---------------------------------------------------------------------------------------------------
 
@@ -165,14 +164,20 @@ Snapshot = tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]
 """(weights, tensors, state), the arguments of `amago.run.checkpoint.save_training_state`."""
 
 
-def local_state(run: Any) -> dict[str, Any]:
-    """The state that differs between ranks: random streams, and the exploration schedules of the actors."""
-    return {"rng": rng_state(), "pools": {kind: rollout.pool.state_dict() for kind, rollout in run.actors.pools.items()}}
+def save(run: Any) -> Path | None:
+    """Save a training state, and a file of the policy's weights, those that act; with an average, the trained ones are beside them. All ranks
+    call this together. Returns the directory, in the main process, if it could be written."""
+    run.learner.average_gradients(run.group)
+    local = {"rng": rng_state(), "pools": {kind: rollout.pool.state_dict() for kind, rollout in run.actors.pools.items()}}
+    ranks, number, saved = run.group.gather([local]), run.position.file_epoch, False
+    if run.group.index == 0:
+        saved = run.checkpoints.save(number, _snapshot(run, ranks), run.keep_training_states, run.keep_policy_weights)
+    run.accelerator.wait_for_everyone()
+    return run.checkpoints.path_of(number) if saved else None
 
 
-def snapshot(run: Any, ranks: list[dict[str, Any]]) -> Snapshot:
-    """The training state, in the main process, with the `local_state` of each process. Its weights are those that act; with an average, the
-    trained ones are beside them."""
+def _snapshot(run: Any, ranks: list[dict[str, Any]]) -> Snapshot:
+    """The training state, with what differs between ranks: random streams, and the exploration schedules of the actors."""
     state, tensors = run.learner.state_dict()
     state |= {
         **run.position.state_dict(), "seed": run.run_seed, "next_batch": run.batches.loader.next_batch, "dataset": run.data.state_dict(),

@@ -15,7 +15,7 @@ from amago import config
 from amago.agent.methods.entropy import entropy_scale, exact_entropy, sample_with_entropy
 from amago.loading import DiskTrajDataset
 from amago.nets.policy_dists import Beta, TanhGaussian, distribution_of
-from amago.run.checks import SettingsError
+from amago.run.settings import SettingsError
 from amago.spaces import action_spec
 
 SEVERAL = gym.spaces.Tuple((gym.spaces.Discrete(3), gym.spaces.MultiBinary(2), gym.spaces.Box(-1, 1, (2,))))

@@ -11,7 +11,7 @@ import amago
 from amago import config
 from amago.agent import exp_filter
 from amago.loading import Batch
-from amago.run.checks import SettingsError
+from amago.run.settings import SettingsError
 
 OFFLINE = {"online_coeff": 0.0, "offline_coeff": 1.0}
 

@@ -15,7 +15,7 @@ from amago.data.trajectory import FrozenTraj, StoredTraj
 from amago.loading import DatasetSettings, RLData, RLDataset, collate
 from amago.loading.dataset import sample_window
 from amago.relabeling import Relabeler
-from amago.run.checks import SettingsError
+from amago.run.settings import SettingsError
 from amago.spaces import action_spec
 
 SPEC = action_spec(gym.spaces.Discrete(3))

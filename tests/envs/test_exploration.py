@@ -14,7 +14,7 @@ from messages import check_refused, naming
 import amago
 from amago import config
 from amago.envs import AMAGOEnv, BilevelEpsilonGreedy, EpsilonGreedy, ExplorationWrapper, SequenceWrapper
-from amago.run.checks import SettingsError
+from amago.run.settings import SettingsError
 
 unit = st.floats(0.0, 1.0)
 POLICY = {"discrete": [0.5, 0.3, 0.1, 0.06, 0.04], "multibinary": [0.9, 0.5, 0.2, 0.05]}

@@ -13,7 +13,7 @@ from test_sampling import assert_drawn
 
 import amago
 from amago.loading import DatasetSettings, DiskTrajDataset, MixtureOfDatasets, RLData_pad_collate, SequenceLoader
-from amago.run.checks import SettingsError
+from amago.run.settings import SettingsError
 
 
 def prioritised(root, **options):

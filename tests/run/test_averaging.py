@@ -10,8 +10,8 @@ from tiny import learned, started
 import amago
 from amago.agent import MultiTaskAgent
 from amago.loading import DiskTrajDataset
-from amago.run.checks import SettingsError
 from amago.run.learner import WeightAverage
+from amago.run.settings import SettingsError
 
 DECAY = 0.6
 

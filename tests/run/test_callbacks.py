@@ -14,9 +14,9 @@ import amago
 from amago.run import checkpoint
 from amago.run.callbacks import MOMENTS
 from amago.run.checkpoint import load_weight_file
-from amago.run.checks import SettingsError
 from amago.run.group import Stopped
 from amago.run.metric_names import AVERAGE_RETURN, ROLLOUT_LENGTH, STEPS_PER_SECOND, UPDATES_PER_SECOND
+from amago.run.settings import SettingsError
 
 
 class Diary(amago.Callback):

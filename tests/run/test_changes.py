@@ -12,7 +12,7 @@ from amago.agent import MultiTaskAgent
 from amago.envs.exploration import BilevelEpsilonGreedy, EpsilonGreedy
 from amago.loading import DiskTrajDataset, MixtureOfDatasets
 from amago.run import checkpoint
-from amago.run.checks import SettingsError
+from amago.run.settings import SettingsError
 
 
 def other_tmaze():

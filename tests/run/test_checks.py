@@ -10,7 +10,7 @@ from tiny import experiment
 
 from amago import config
 from amago.loading import DiskTrajDataset
-from amago.run.checks import SettingsError
+from amago.run.settings import SettingsError
 
 
 def never():

@@ -9,7 +9,7 @@ import torch
 import amago
 from amago.agent import MultiTaskAgent
 from amago.data.batch import MAGIC_PAD_VAL
-from amago.run.checks import SettingsError
+from amago.run.settings import SettingsError
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from tiny import learned, started
 from amago import config
 from amago.loading import DiskTrajDataset, MixtureOfDatasets
 from amago.run.checkpoint import CheckpointError
-from amago.run.checks import SettingsError
+from amago.run.settings import SettingsError
 
 
 @pytest.fixture(scope="module")

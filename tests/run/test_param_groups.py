@@ -7,8 +7,8 @@ from messages import refused
 from tiny import experiment, learned, started
 
 from amago.loading import DiskTrajDataset
-from amago.run.checks import SettingsError
 from amago.run.learner import param_groups
+from amago.run.settings import SettingsError
 
 OWN = {"actor_learning_rate": 3e-4, "critic_learning_rate": 2e-3}
 

@@ -9,7 +9,7 @@ from messages import naming
 from terminal import Terminal
 from tiny import learned
 
-from amago.run.checks import SettingsError
+from amago.run.settings import SettingsError
 
 
 def lines(text):
