@@ -26,7 +26,7 @@ from amago.run import console
 from amago.run.building import Building
 from amago.run.callbacks import CallbackList
 from amago.run.checkpoint import load_into
-from amago.run.collect import Acting, Histories
+from amago.run.collect import Histories
 from amago.run.console import TRAIN, Console, Phase
 from amago.run.data import Batches, check_trained, warn_if_nothing_saved
 from amago.run.evaluate import merge_returns, merge_specials, merge_values, summarise
@@ -86,9 +86,9 @@ class Experiment(ExperimentSettings):
     optimizer, lr_schedule = _of("learner", "optimizer"), _of("learner", "lr_schedule")
     grad_update_counter, train_dloader = _of("learner", "grad_steps"), _of("batches", "given")
     logger, frames_by_env = _of("run_log", "logger"), _of("position", "frames_by_env")
-    actors, rl2_space, hidden_state = _of("building", "actors"), _of("actors", "rl2_space"), _of("acting", "hidden_state")
+    actors, rl2_space, hidden_state = _of("building", "actors"), _of("actors", "rl2_space"), _of("actors", "hidden_state")
     train_envs, val_envs, launched = _envs("train"), _envs("val"), _of("building", "launched")
-    phase_statistics = _of("acting", "statistics")
+    phase_statistics = _of("actors", "statistics")
     DEVICE, checkpoints, ckpt_dir = _of("accelerator", "device"), _of("rundir", "checkpoints"), _of("checkpoints", "directory")
 
     def __post_init__(self) -> None:
@@ -96,7 +96,7 @@ class Experiment(ExperimentSettings):
         self.learner, self.batches, self.position, self.run_log = Learner(self), Batches(), Position(), RunLog()
         self.rundir, self.group, self.signals = RunDir(self), Ranks(), Signals()
         self.console, self.moments = Console(speaks=False), CallbackList()
-        self.building, self.acting, self.should_stop, self.run_seed = Building(self), Acting(self), False, 0
+        self.building, self.should_stop, self.run_seed = Building(self), False, 0
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {', '.join(f'{k}: {v}' for k, v in console.state_of(self).items())}>"
@@ -300,7 +300,7 @@ class Experiment(ExperimentSettings):
                     self._epoch()
             self.signals.check()
             if not self.grad_update_counter and (self.learner.skipped or not self.position.has_trained):
-                check_trained(self, self.data, self.learner.skipped, self.acting.restarts)
+                check_trained(self, self.data, self.learner.skipped, self.actors.restarts)
             self.moments.call("on_end", self)
         except Stopped as stop:
             self.building.leave(stop)
@@ -322,7 +322,7 @@ class Experiment(ExperimentSettings):
             self.collect_new_training_data()
         self.log(collection_ended(self.data, self), "dataset")
         self.signals.check()
-        warn_if_nothing_saved(self, self.data, n, self.acting.saved)
+        warn_if_nothing_saved(self, self.data, n, self.actors.saved)
         if n >= self.start_learning_at_epoch and self.building.wait_for_data():
             self.batches.renew(self.init_dloaders, self.DEVICE)
             self.train_epoch()
@@ -341,7 +341,7 @@ class Experiment(ExperimentSettings):
     def collect_new_training_data(self) -> None:
         """Step each training actor ``train_timesteps_per_epoch`` times, less the steps of a resumed epoch."""
         self.building.require("collect_new_training_data()")
-        self.acting.collect()
+        self.actors.collect()
 
     def train_epoch(self) -> None:
         """Train on ``train_batches_per_epoch`` batches, less the batches of a resumed epoch."""
@@ -433,13 +433,13 @@ class Experiment(ExperimentSettings):
             the rollouts that ended.
         """
         self.building.require("interact()", writes=False)
-        return self.acting.interact(envs, timesteps, hidden_state, render, save_on_done, episodes, sample)
+        return self.actors.interact(envs, timesteps, hidden_state, render, save_on_done, episodes, sample)
 
     def evaluate_val(self) -> None:
         """Evaluate without exploration on the validation environments of all processes; log the metrics as ``val``."""
         self.building.require("evaluate_val()")
         if self.val_timesteps_per_epoch:
-            self.acting.evaluate()
+            self.actors.evaluate()
 
     def evaluate_test(
         self,
@@ -466,7 +466,7 @@ class Experiment(ExperimentSettings):
         """
         self.building.require("evaluate_test()")
         with acting_by(self.policy, gamma):  # refuses an unknown discount before any actor starts
-            return self.acting.test(make_test_env, timesteps, render, save_trajs_to, episodes)
+            return self.actors.test(make_test_env, timesteps, render, save_trajs_to, episodes)
 
     def policy_metrics(self, returns: Iterable[ReturnHistory], specials: Iterable[SpecialMetricHistory]) -> dict[str, float]:
         """The metrics of the rollouts of all processes (`amago.run.evaluate.summarise`); {} if none ended."""

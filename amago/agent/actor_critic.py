@@ -420,7 +420,7 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
         subclass has not built are left out."""
         for target, online in (("target_actor", "actor"), ("target_critics", "critics"), ("maximized_critics", "critics")):
             if target in self._modules and online in self._modules:
-                self._full_copy(getattr(self, target), getattr(self, online))
+                self._full_copy(self._modules[target], self._modules[online])  # type: ignore[arg-type]
 
     def soft_sync_targets(self) -> None:
         self._ema_copy(self.target_critics, self.critics)

@@ -294,11 +294,11 @@ class BaseAgent(nn.Module):
         """Empty memory for ``batch_size`` actors."""
         return self.traj_encoder.init_hidden_state(batch_size, device)
 
-    def reset_hidden_state(self, hidden_state: Any, dones: Dones) -> Any:
+    def reset_hidden_state(self, hidden_state: object, dones: Dones) -> Any:
         """Empty the memory of the actors whose ``dones`` (N,) is True; None is empty."""
         return None if hidden_state is None else self.traj_encoder.reset_hidden_state(hidden_state, dones)
 
-    def slice_hidden_state(self, hidden_state: Any, start: int, stop: int) -> Any:
+    def slice_hidden_state(self, hidden_state: object, start: int, stop: int) -> Any:
         """The memory of actors ``start`` to ``stop`` - 1, sharing storage."""
         return self.traj_encoder.slice_hidden_state(hidden_state, start, stop)
 

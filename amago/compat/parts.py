@@ -58,17 +58,17 @@ class StepwiseActor:
     def init_hidden_state(self, batch_size: int, device: torch.device | str) -> Any:
         return self._memory.init_hidden_state(batch_size, device)
 
-    def reset_hidden_state(self, hidden_state: Any, dones: Dones) -> Any:
+    def reset_hidden_state(self, hidden_state: object, dones: Dones) -> Any:
         return self._memory.reset_hidden_state(hidden_state, dones)
 
     def can_slice_hidden_state(self, hidden_state: object) -> bool:
         return isinstance(self.policy, BaseAgent) and self.policy.can_slice_hidden_state(hidden_state)
 
-    def slice_hidden_state(self, hidden_state: Any, start: int, stop: int) -> Any:
+    def slice_hidden_state(self, hidden_state: object, start: int, stop: int) -> Any:
         return self.policy.slice_hidden_state(hidden_state, start, stop)
 
     def get_actions(
-        self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any = None, sample: bool = True
+        self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: object = None, sample: bool = True
     ) -> tuple[Tensor, Any]:
         """As `BaseAgent.get_actions` with (N, ...)."""
         steps = {key: value.unsqueeze(1) for key, value in obs.items()}
@@ -83,9 +83,10 @@ class StepwiseActor:
             )
         return actions.reshape(len(actions), -1), hidden_state
 
-    def get_actions_and_extras(self, *args: Any) -> tuple[Tensor, dict[str, Tensor], Any]:
+    def get_actions_and_extras(
+        self, obs: object, rl2s: object, time_idxs: object, hidden_state: object, names: Sequence[str], sample: bool = True
+    ) -> tuple[Tensor, dict[str, Tensor], Any]:
         """Extra fields are computed by amago's own `BaseAgent.get_actions_and_extras` only."""
-        names: Sequence[str] = args[4]
         raise TypeError(
             f"the extra fields {', '.join(names)} are computed with the actions, but {type(self.policy).__name__} has a get_actions of its "
             "own, which returns none: override BaseAgent.act_with_extras instead"

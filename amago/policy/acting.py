@@ -28,7 +28,7 @@ SUFFIXES = (".pt", ".safetensors")
 class RowMemory(NamedTuple):
     """The memory of a policy for one environment: the sequence model's hidden state, the previous action (A,), and the time in the rollout."""
 
-    hidden: Any
+    hidden: object
     previous: NDArray[np.float32]
     time: int
 

@@ -28,6 +28,7 @@ from amago.run.checkpoint import load_weight_file, save_weights
 from amago.run.plots import read_metrics
 from amago.run.record import read_record
 from amago.run.results import Estimate, Figures
+from amago.spaces import from_description
 
 WEIGHTS_FILE, PAGE_FILE = "policy.safetensors", "README.md"
 FILES = (
@@ -166,10 +167,10 @@ def write_card(
         card = Path(scratch, "card")
         card.mkdir()
         settings = None if run_dir is None else public_settings(run_dir)
-        contents = {SPEC_FILE: description, "results.json": results.as_json()} | (
-            {"settings.json": settings} if settings else {}
+        contents = {SPEC_FILE: description, "results.json": results.as_json(), "settings.json": settings}
+        texts = {file: json.dumps(content, indent=1) + "\n" for file, content in contents.items() if content} | (
+            extra_files or {}
         )
-        texts = {file: json.dumps(content, indent=1) + "\n" for file, content in contents.items()} | (extra_files or {})
         save_weights(policy.agent.state_dict(), card / WEIGHTS_FILE, policy.version, description)
         video, reason = (None, "none was asked for") if film is None else film(card)
         title = name or (out.name if run_dir is None else run_dir.resolve().name)
@@ -214,29 +215,24 @@ def _header(title: str, results: Results, licence: str | None) -> ModelCardData:
 
 def _about_agent(description: Mapping[str, Any], settings: dict[str, Any] | None, run_dir: Path | None) -> dict[str, str]:
     """The table about the agent."""
-    parts = ("agent", "tstep_encoder", "traj_encoder")
-    rows = {part.replace("_", " "): _code(description[part].replace(":", ".")) for part in parts}
+    rows = {
+        part.replace("_", " "): _code(description[part].replace(":", "."))
+        for part in ("agent", "tstep_encoder", "traj_encoder")
+    }
     rows["context in training, steps"] = str(description["max_seq_len"])
-    rows["observations"] = _code(_space(description.get("raw_observation_space") or description["observation_space"]))
-    rows["actions"] = _code(_space(description["action_space"]))
-    log = read_metrics(run_dir) if run_dir is not None and (run_dir / "metrics.jsonl").is_file() else []
-    if log:
-        rows["environment steps"] = f"{max(r['env_steps'] for r in log):,.0f}"
-        rows["updates"] = f"{max(r['grad_steps'] for r in log):,.0f}"
-        rows["training, hours"] = f"{max(r['wall_time'] for r in log) / 3600:.2f}"
+    seen = description.get("raw_observation_space") or description["observation_space"]
+    rows |= {
+        "observations": _code(str(from_description(seen))),
+        "actions": _code(str(from_description(description["action_space"]))),
+    }
+    if run_dir is not None and (run_dir / "metrics.jsonl").is_file() and (log := read_metrics(run_dir)):
+        steps, updates, seconds = (max(row[name] for row in log) for name in ("env_steps", "grad_steps", "wall_time"))
+        rows |= {"environment steps": f"{steps:,.0f}", "updates": f"{updates:,.0f}", "training, hours": f"{seconds / 3600:.2f}"}
     if settings is not None:
         rows["versions"] = ", ".join(f"{k} {v}" for k, v in settings["versions"].items())
         machine = [settings["machine"].get("cpu") or "", *(settings["machine"].get("gpus") or [])]
         rows["machine"] = _escape(", ".join(filter(None, machine)))
     return rows
-
-
-def _space(described: Mapping[str, Any]) -> str:
-    """A space in one line."""
-    inside = [str(described[k]) for k in ("n", "nvec", "shape", "dtype") if k in described]
-    spaces = described.get("spaces", [])
-    inside += [f"{k}: {_space(v)}" for k, v in spaces.items()] if isinstance(spaces, Mapping) else map(_space, spaces)
-    return f"{described.get('kind', '?')}({', '.join(inside)})"
 
 
 def _code(text: str) -> str:
@@ -301,9 +297,9 @@ _SECRET_IN_JSON = re.compile(rf'\\*"((?:[^"\\]*[._-])?{_SECRET})\\*"\s*[:,]\s*\\
 
 def refuse_secrets(directory: Path) -> None:
     """Raise ValueError if something in a directory looks like a secret; names file and kind, never the secret."""
-    if found := [f"{file} holds {what}" for file, what in find_secrets(directory)]:
+    if found := "; ".join(f"{file} holds {what}" for file, what in find_secrets(directory)):
         raise ValueError(
-            f"this looks like secrets, which are not shared: {'; '.join(found)}. Remove them, and revoke them where they were shown"
+            f"this looks like secrets, which are not shared: {found}. Remove them, and revoke them where they were shown"
         )
 
 
@@ -327,12 +323,12 @@ def find_secrets(directory: str | Path) -> list[tuple[str, str]]:
 
 def _secrets_in(content: bytes) -> list[str]:
     """The kinds of what looks like a secret in some bytes."""
-    found = [what for what, pattern in _PATTERNS.items() if re.search(pattern, content)]
-    for name, value in os.environ.items():  # short values, such as "true", occur by accident; and paths are no secrets
-        secret = len(value) >= 8 and re.search(_SECRET, name, re.IGNORECASE)
-        if secret and value.encode() in content and not os.path.exists(value):
-            found.append(f"the value of the variable {name}")
-    return found
+    # short values, such as "true", occur by accident; and paths are no secrets
+    secret = {
+        k: v for k, v in os.environ.items() if len(v) >= 8 and re.search(_SECRET, k, re.IGNORECASE) and not os.path.exists(v)
+    }
+    of_variables = [f"the value of the variable {k}" for k, v in secret.items() if v.encode() in content]
+    return [what for what, pattern in _PATTERNS.items() if re.search(pattern, content)] + of_variables
 
 
 # ---- the Hub ---------------------------------------------------------------------------------------------------------------
@@ -374,31 +370,25 @@ def push_card(
         HubError: the Hub could not be reached, or refused.
     """
     directory = Path(directory).expanduser()
-    if (directory / PAGE_FILE).is_file() and any((directory / "data").glob("*.parquet")):
-        refuse_secrets(directory)
-        with _hub(f"push to {repo_id}", token) as api:
-            api.create_repo(repo_id, private=private, exist_ok=True, repo_type="dataset")
-            api.upload_folder(
-                repo_id=repo_id, folder_path=directory, repo_type="dataset", allow_patterns=[PAGE_FILE, "data/*.parquet"],
-                commit_message=message or f"{directory.resolve().name}, with amago buffer export",
-            )  # fmt: skip
-            return f"{api.endpoint}/datasets/{repo_id}"
-    if lacking := _missing_in(directory):
-        raise ValueError(f"{directory} is no card: it lacks {', '.join(lacking)}; make one with 'amago card RUN'")
-    files = [p for p in sorted(directory.iterdir()) if p.name not in (".cache", ".gitattributes", ".gitignore")]
-    if others := [p.name for p in files if p.name not in FILES or not p.is_file() or p.is_symlink()]:
-        raise ValueError(
-            f"{directory} holds {', '.join(others)}, which are no files of a card ({', '.join(FILES)}): remove them, since only those are sent"
-        )
+    kind, sent, tool = "dataset", [PAGE_FILE, "data/*.parquet"], "buffer export"
+    if not (directory / PAGE_FILE).is_file() or not any((directory / "data").glob("*.parquet")):
+        kind, sent, tool = "model", list(FILES), "card"
+        if lacking := _missing_in(directory):
+            raise ValueError(f"{directory} is no card: it lacks {', '.join(lacking)}; make one with 'amago card RUN'")
+        files = [p for p in sorted(directory.iterdir()) if p.name not in (".cache", ".gitattributes", ".gitignore")]
+        if others := [p.name for p in files if p.name not in FILES or not p.is_file() or p.is_symlink()]:
+            raise ValueError(
+                f"{directory} holds {', '.join(others)}, which are no files of a card ({', '.join(FILES)}): remove them, since only those are sent"
+            )
+        load_weight_file(directory / WEIGHTS_FILE)
     refuse_secrets(directory)
-    load_weight_file(directory / WEIGHTS_FILE)
-    message = message or f"{directory.resolve().name}, with amago card"
     with _hub(f"push to {repo_id}", token) as api:
-        api.create_repo(repo_id, private=private, exist_ok=True)
+        api.create_repo(repo_id, private=private, exist_ok=True, repo_type=kind)
         api.upload_folder(
-            repo_id=repo_id, folder_path=directory, commit_message=message, allow_patterns=list(FILES), delete_patterns=list(FILES)
+            repo_id=repo_id, folder_path=directory, repo_type=kind, allow_patterns=sent, delete_patterns=sent if kind == "model" else None,
+            commit_message=message or f"{directory.resolve().name}, with amago {tool}",
         )  # fmt: skip
-        return f"{api.endpoint}/{repo_id}"
+    return f"{api.endpoint}/{'datasets/' if kind == 'dataset' else ''}{repo_id}"
 
 
 def pull_card(repo_id: str, out: str | Path | None = None, revision: str | None = None, token: str | None = None) -> Path:

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -53,6 +53,7 @@ PARAMETERS: dict[type[ActionDistribution], tuple[str, ...]] = {
 """The exported parameters of each distribution. Of any other class the output of the network is exported, as "network_output"."""
 
 Tensors = dict[str, Tensor]
+M = TypeVar("M", bound=nn.Module)
 
 
 class StepModel(nn.Module):
@@ -61,18 +62,14 @@ class StepModel(nn.Module):
     The agent is copied, to the CPU and into evaluation mode. A ValueError names the class that cannot be exported.
     """
 
-    tstep_encoder: Any
-    traj_encoder: Any
-    actor: Any
-
     def __init__(self, agent: BaseAgent) -> None:
         super().__init__()
         if not isinstance(agent, ActorCriticAgent) or not isinstance(agent.actor, BaseActorHead):
             raise ValueError(f"only an ActorCriticAgent with a BaseActorHead can be exported, got {type(agent).__name__}")
         with torch.no_grad():
-            self.tstep_encoder, self.traj_encoder, self.actor = (
-                _folded(copy.deepcopy(part).cpu().eval()) for part in (agent.tstep_encoder, agent.traj_encoder, agent.actor)
-            )
+            self.tstep_encoder = _folded(copy.deepcopy(agent.tstep_encoder).cpu().eval())
+            self.traj_encoder = _folded(copy.deepcopy(agent.traj_encoder).cpu().eval())
+            self.actor = _folded(copy.deepcopy(agent.actor).cpu().eval())
         self.requires_grad_(False)
         self.action_spec, self.obs_space, self.max_seq_len = agent.action_spec, agent.obs_space, agent.max_seq_len
         self.straight = agent.pass_obs_keys_to_actor
@@ -208,7 +205,7 @@ def _ordered(tensors: Tensors) -> Tensors:
     return dict(sorted(tensors.items()))
 
 
-def _folded(module: nn.Module) -> nn.Module:
+def _folded(module: M) -> M:
     """Replace the `SigmaReparam` layers of ``module`` by linear layers with the same effective weight."""
     for name, child in module.named_children():
         if isinstance(child, SigmaReparam):

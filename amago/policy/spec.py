@@ -89,11 +89,12 @@ def read_policy_spec(run_dir: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is damaged: {err}") from err
 
 
-def checked_spec(spec: Any, path: Path) -> dict[str, Any]:
+def checked_spec(spec: object, path: Path) -> dict[str, Any]:
     """A description, unchanged; CheckpointError if the description in the file ``path`` is damaged."""
-    if missing := [k for k in _FIELDS if not isinstance(spec, dict) or k not in spec]:
+    found = spec if isinstance(spec, dict) else {}
+    if missing := [k for k in _FIELDS if k not in found]:
         raise CheckpointError(f"{path} is damaged: its description of the policy lacks {', '.join(missing)}")
-    return spec  # type: ignore[no-any-return]
+    return found
 
 
 def without_run(spec: Mapping[str, Any]) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class Building:
         """The actors of the run."""
         if self._actors is None:
             self.prepare()
-            self._actors = RunActors(self.e, self.e.data.save_new_trajs_to, self._env_seed, self.e.DEVICE, self.e.caster)
+            self._actors = RunActors(self.e, self.e, self.e.data.save_new_trajs_to, self._env_seed)
         return self._actors
 
     def start(self, load_initial: Callable[[], object]) -> None:

@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import gymnasium as gym
 import numpy as np
 import torch
 
+from amago.agent import BaseAgent
 from amago.compat.envs import as_pool
 from amago.compat.parts import as_actor
 from amago.data.extras import check_extra_fields
 from amago.envs import AMAGOEnv
 from amago.envs.pool import ActorPool, PoolEnv, make_pool
 from amago.envs.statistics import PhaseStatistics, ReturnHistory, SpecialMetricHistory
-from amago.run.console import COLLECT, EVALUATE
+from amago.run.callbacks import CallbackList
+from amago.run.console import COLLECT, EVALUATE, Console
 from amago.run.evaluate import mean_length, warn_if_too_short
+from amago.run.group import Ranks, Signals
 from amago.run.metric_names import STEPS_PER_SECOND
+from amago.run.metrics import RunLog
 from amago.run.process import SharedProcess
 from amago.run.rollout import Rollout, shares
 from amago.run.settings import EnvMakers, ExperimentSettings, SettingsError, unwritable
+from amago.run.state import Position
 from amago.spaces import space_differences
 
 Kind = Literal["train", "val", "test"]
@@ -43,27 +48,60 @@ class Spaces(NamedTuple):
     raw_observation: gym.Space[Any]
 
 
+@dataclass
+class ActingPhase:
+    """A phase in which the policy acts, by one call of `Experiment.interact` or by several."""
+
+    title: str  # on the console and for callbacks
+    stoppable: bool = False  # a signal ends it early
+    evaluation: bool = False  # as of `Rollout.run_phase`
+    taken: int = 0  # steps of each actor so far
+    statistics: PhaseStatistics = field(default_factory=PhaseStatistics)  # of the rollouts that ended so far
+
+
+class ActingRun(Protocol):
+    """The fields of `amago.Experiment` that its actors use, and the methods that they call because a subclass may override them."""
+
+    policy: BaseAgent
+    DEVICE: torch.device
+    group: Ranks
+    signals: Signals
+    console: Console
+    moments: CallbackList
+    position: Position
+    run_log: RunLog
+
+    @property
+    def env_steps(self) -> int: ...
+    def caster(self) -> AbstractContextManager[object]: ...
+    def acting_weights(self) -> AbstractContextManager[object]: ...
+    def log(self, metrics_dict: Mapping[str, float], key: str) -> None: ...
+    def policy_metrics(
+        self, returns: Iterable[ReturnHistory], specials: Iterable[SpecialMetricHistory]
+    ) -> dict[str, float]: ...
+    def interact(self, envs: object, timesteps: int, *args: object, **options: Any) -> tuple[Any, Histories]: ...
+
+
 class RunActors:
-    """The actors of a run. The pools "train" and "val" are started when first needed; each has a separate random stream.
+    """The actors of a run, and the phases in which the policy acts. The pools "train" and "val" are started when first needed; each has a
+    separate random stream.
 
     Attributes:
         pools: the rollouts in the pools that were started, by "train" or "val".
         exploration: describes it, once the training actors were started.
+        now: the phase that has called ``interact``.
+        statistics: of the phase of collection or evaluation that has ended last; None before.
+        restarts, saved: environments that were replaced, and trajectories that were saved, at least, in this process.
     """
 
-    def __init__(
-        self,
-        settings: ExperimentSettings,
-        save_trajs_to: str | None,
-        seed: tuple[int, ...],
-        device: torch.device,
-        autocast: Callable[[], AbstractContextManager[Any]],
-    ):
-        self.settings, self.save_trajs_to, self.seed = settings, save_trajs_to, seed
-        self.device, self.autocast = device, autocast
+    def __init__(self, run: ActingRun, settings: ExperimentSettings, save_trajs_to: str | None, seed: tuple[int, ...]):
+        self.run, self.settings, self.save_trajs_to, self.seed = run, settings, save_trajs_to, seed
         self.process = SharedProcess()
         self.pools: dict[str, Rollout] = {}
         self.exploration = "none"
+        self.now: ActingPhase | None = None
+        self.statistics: PhaseStatistics | None = None
+        self.restarts = self.saved = 0
         self._envs: dict[str, Any] = {}  # {"train" or "val": environment that steps all actors}
         self._spaces: Spaces | None = None
         self._given: gym.spaces.Dict | None = None  # by `rl2_space`
@@ -136,8 +174,8 @@ class RunActors:
 
     def _rollout(self, pool: ActorPool) -> Rollout:
         # entered in each step where environments share the process, and made anew each time
-        autocast = contextlib.nullcontext if self.settings.mixed_precision == "no" else self.autocast
-        return Rollout(pool, self.device, autocast, repeatable=self.settings.seed is not None, process=self.process)
+        autocast = contextlib.nullcontext if self.settings.mixed_precision == "no" else self.run.caster
+        return Rollout(pool, self.run.DEVICE, autocast, repeatable=self.settings.seed is not None, process=self.process)
 
     @property
     def mode(self) -> str:
@@ -207,6 +245,159 @@ class RunActors:
             raise
         return self._rollout(pool)
 
+    @property
+    def hidden_state(self) -> Any:
+        """The policy's memory of the training actors; None: empty."""
+        return self.pools["train"].hidden_state if "train" in self.pools else None
+
+    @hidden_state.setter
+    def hidden_state(self, memory: object) -> None:
+        if memory is not None:
+            self.train.take_hidden_state(self.run.policy, memory)
+        elif "train" in self.pools:  # there may be no agent yet
+            self.train.memory = None
+
+    def interact(
+        self,
+        envs: object,
+        timesteps: int,
+        hidden_state: object,
+        render: bool,
+        save_on_done: bool,
+        episodes: int | None,
+        sample: bool,
+    ) -> tuple[Any, Histories]:
+        """`amago.Experiment.interact`."""
+        e, rollout = self.run, self.rollout_in(envs)
+        agent, phase, ended = as_actor(e.policy), self.now or ActingPhase("interact"), False
+        rollout.take_hidden_state(agent, hidden_state)
+
+        def after_step(steps: int) -> None:
+            nonlocal ended
+            progress.update(steps)
+            ended = e.moments.step(e, steps, phase.title)
+            if render:
+                rollout.pool.render()
+            if save_on_done and rollout.pool.resets.any():
+                rollout.pool.flush()
+
+        stop = (lambda: ended or e.signals.pending()) if phase.stoppable else None
+        with e.console.phase(phase.title, timesteps * rollout.pool.num_actors, "step") as progress, e.acting_weights():
+            taken, stats = rollout.run_phase(agent, timesteps, sample, episodes, after_step, stop, phase.evaluation)
+        phase.taken += taken
+        phase.statistics.merge(stats)
+        if self.now is None:  # no method of this class counts what happened
+            if rollout is self.pools.get("train"):
+                e.position.count(self.of_all_ranks(stats).frames)
+            self.log_faults(stats, "test")
+        return rollout.hidden_state, stats.by_actor(rollout.pool.num_actors)
+
+    def collect(self) -> None:
+        """`amago.Experiment.collect_new_training_data`."""
+        e, s, position, every = self.run, self.settings, self.run.position, self.settings.force_reset_train_envs_every
+        if position.has_collected:  # another call in this epoch, or a loop of one's own
+            position.collected = 0
+        steps = (s.train_timesteps_per_epoch or 0) - position.collected
+        if s.total_steps is not None:
+            steps = min(steps, -((e.env_steps - int(s.total_steps)) // (int(s.parallel_actors) * e.group.count)))
+        if steps <= 0:
+            return
+        rollout, phase, sample = self.train, ActingPhase(COLLECT, stoppable=True), s.sample_actions_train
+        if every and position.epoch and position.epoch % every == 0 and position.collected == 0:
+            rollout.reset()
+        memory = self.hidden_state
+        self.hidden_state, metrics, stats = self.act(phase, "rollout", self.envs("train"), steps, sample, hidden_state=memory)
+        self.saved += rollout.pool.flush() + len(stats.episodes)  # before ranks meet, so that each finds the files of all
+        position.collected, position.has_collected = e.group.smallest(position.collected + phase.taken), True
+        metrics |= {name: fmean(values) for name, values in stats.exploration.items()}
+        speeds = e.run_log.speeds = {STEPS_PER_SECOND: e.console.rate(COLLECT)}
+        e.log(metrics, "rollout")
+        self.statistics = stats
+        if not e.signals:
+            e.moments.call("on_collect_epoch_end", e, {**metrics, **speeds})
+
+    def evaluate(self) -> None:
+        """`amago.Experiment.evaluate_val`."""
+        e, s = self.run, self.settings
+        self.val.reset()
+        phase, sample = ActingPhase(EVALUATE, stoppable=True, evaluation=True), s.sample_actions and s.sample_actions_val
+        steps, episodes = s.val_timesteps_per_epoch, self.share(s.val_episodes)
+        _, metrics, self.statistics = self.act(phase, "val", self.envs("val"), steps, sample, episodes=episodes)
+        e.signals.check()  # the evaluation runs again after a resume
+        warn_if_too_short(metrics, steps, s.val_episodes)
+        e.log(metrics, "val")
+        e.moments.call("on_validation_end", e, metrics)
+
+    def act(
+        self, phase: ActingPhase, key: str, envs: object, timesteps: int, sample: bool, **options: Any
+    ) -> tuple[Any, dict[str, float], PhaseStatistics]:
+        """Act for a phase, with ``options`` of ``interact``, and log its faults; of several ranks, all must call this together.
+
+        Args:
+            key: section of the log; "rollout" counts the steps as collected.
+
+        Returns:
+            the memory, the metrics over all processes ({} if no rollout ended), and the statistics, as of `of_all_ranks`.
+        """
+        self.now = phase
+        try:  # an override may lack the argument ``sample``
+            memory, histories = self.run.interact(envs, timesteps, **options, **({} if sample else {"sample": False}))
+        finally:
+            self.now = None
+        stats = self.of_all_ranks(phase.statistics)
+        if key == "rollout":
+            self.run.position.count(stats.frames)
+        self.log_faults(stats, key)
+        metrics = self.run.policy_metrics(*histories)
+        lengths = mean_length(self.run.group.gather([[episode.length for episode in stats.episodes]]))
+        if metrics:
+            metrics.update(lengths)
+        return memory, metrics, stats
+
+    def test(
+        self,
+        makers: EnvMakers,
+        timesteps: int,
+        render: bool,
+        save_trajs_to: str | None,
+        episodes: int | None,
+    ) -> dict[str, float]:
+        """`amago.Experiment.evaluate_test`."""
+        s, mode = self.settings, "sync" if render and self.settings.env_mode in ("async", "auto") else None
+        rollout = self.start("test", makers, save_trajs_to, mode)
+        try:
+            rollout.reset()
+            phase, sample = ActingPhase("test", evaluation=True), s.sample_actions and s.sample_actions_val
+            options: dict[str, Any] = {"episodes": self.share(episodes), "render": render}
+            _, metrics, _ = self.act(phase, "test", PoolEnv(rollout.pool), timesteps, sample, **options)
+            rollout.pool.flush()
+        finally:
+            rollout.close()
+        warn_if_too_short(metrics, timesteps, episodes, "timesteps")
+        self.run.log(metrics, "test")
+        return metrics
+
+    def of_all_ranks(self, stats: PhaseStatistics) -> PhaseStatistics:
+        """The statistics of a phase with the steps and faults of all ranks, and the rollouts of this one. Ranks end a phase at different
+        times: here they wait for each other, and decide whether to stop."""
+        self.run.signals.decide()
+        if self.run.group.count == 1:
+            return stats
+        total = PhaseStatistics(stats.episodes, exploration=stats.exploration)
+        for part in self.run.group.gather([PhaseStatistics([], stats.frames, stats.restarts, stats.dropped)]):
+            total.merge(part)
+        return total
+
+    def log_faults(self, stats: PhaseStatistics, key: str) -> None:
+        """Count the environments that were replaced, and log them in a section, if there are any."""
+        self.restarts += stats.restarts
+        if stats.restarts:
+            self.run.log({"Restarted Environments": stats.restarts, "Dropped Rollouts": stats.dropped}, key)
+
+    def share(self, episodes: int | None) -> int | None:
+        """This process's share of a number of rollouts."""
+        return None if episodes is None else shares(episodes, self.run.group.count)[self.run.group.index]
+
     def close(self) -> None:
         """Stop the pools "train" and "val"."""
         for rollout in self.pools.values():
@@ -236,186 +427,3 @@ def _spaces_of_first(makers: EnvMakers) -> Spaces:
     with contextlib.suppress(Exception, SystemExit):
         env.close()
     return spaces
-
-
-@dataclass
-class ActingPhase:
-    """A phase in which the policy acts, by one call of `Experiment.interact` or by several."""
-
-    title: str  # on the console and for callbacks
-    stoppable: bool = False  # a signal ends it early
-    evaluation: bool = False  # as of `Rollout.run_phase`
-    taken: int = 0  # steps of each actor so far
-    statistics: PhaseStatistics = field(default_factory=PhaseStatistics)  # of the rollouts that ended so far
-
-
-class Acting:
-    """The phases in which the policy of an experiment acts, through its methods ``interact``, ``policy_metrics`` and ``log``.
-
-    Attributes:
-        now: the phase that has called ``interact``.
-        statistics: of the phase of collection or evaluation that has ended last; None before.
-        restarts, saved: environments that were replaced, and trajectories that were saved, at least, in this process.
-    """
-
-    def __init__(self, experiment: Any):
-        self.e = experiment
-        self.now: ActingPhase | None = None
-        self.statistics: PhaseStatistics | None = None
-        self.restarts = self.saved = 0
-
-    @property
-    def hidden_state(self) -> Any:
-        """The policy's memory of the training actors; None: empty."""
-        pools = self.e.actors.pools
-        return pools["train"].hidden_state if "train" in pools else None
-
-    @hidden_state.setter
-    def hidden_state(self, memory: object) -> None:
-        if memory is not None:
-            self.e.actors.train.take_hidden_state(self.e.policy, memory)
-        elif "train" in self.e.actors.pools:  # there may be no agent yet
-            self.e.actors.train.memory = None
-
-    def interact(
-        self,
-        envs: object,
-        timesteps: int,
-        hidden_state: object,
-        render: bool,
-        save_on_done: bool,
-        episodes: int | None,
-        sample: bool,
-    ) -> tuple[Any, Histories]:
-        """`amago.Experiment.interact`."""
-        e = self.e
-        rollout = e.actors.rollout_in(envs)
-        agent, phase, ended = as_actor(e.policy), self.now or ActingPhase("interact"), False
-        rollout.take_hidden_state(agent, hidden_state)
-
-        def after_step(steps: int) -> None:
-            nonlocal ended
-            progress.update(steps)
-            ended = e.moments.step(e, steps, phase.title)
-            if render:
-                rollout.pool.render()
-            if save_on_done and rollout.pool.resets.any():
-                rollout.pool.flush()
-
-        stop = (lambda: ended or e.signals.pending()) if phase.stoppable else None
-        with e.console.phase(phase.title, timesteps * rollout.pool.num_actors, "step") as progress, e.acting_weights():
-            taken, stats = rollout.run_phase(agent, timesteps, sample, episodes, after_step, stop, phase.evaluation)
-        phase.taken += taken
-        phase.statistics.merge(stats)
-        if self.now is None:  # no method of this class counts what happened
-            if rollout is e.actors.pools.get("train"):
-                e.position.count(self.of_all_ranks(stats).frames)
-            self.log_faults(stats, "test")
-        return rollout.hidden_state, stats.by_actor(rollout.pool.num_actors)
-
-    def collect(self) -> None:
-        """`amago.Experiment.collect_new_training_data`."""
-        e, position, every = self.e, self.e.position, self.e.force_reset_train_envs_every
-        if position.has_collected:  # another call in this epoch, or a loop of one's own
-            position.collected = 0
-        steps = (e.train_timesteps_per_epoch or 0) - position.collected
-        if e.total_steps is not None:
-            steps = min(steps, -((e.env_steps - int(e.total_steps)) // (int(e.parallel_actors) * e.group.count)))
-        if steps <= 0:
-            return
-        rollout, phase = e.actors.train, ActingPhase(COLLECT, stoppable=True)
-        if every and e.epoch and e.epoch % every == 0 and position.collected == 0:
-            rollout.reset()
-        e.hidden_state, metrics, stats = self.run(
-            phase, "rollout", e.train_envs, steps, e.sample_actions_train, hidden_state=e.hidden_state
-        )
-        self.saved += rollout.pool.flush() + len(stats.episodes)  # before ranks meet, so that each finds the files of all
-        position.collected, position.has_collected = e.group.smallest(position.collected + phase.taken), True
-        metrics |= {name: fmean(values) for name, values in stats.exploration.items()}
-        speeds = e.run_log.speeds = {STEPS_PER_SECOND: e.console.rate(COLLECT)}
-        e.log(metrics, "rollout")
-        self.statistics = stats
-        if not e.signals:
-            e.moments.call("on_collect_epoch_end", e, {**metrics, **speeds})
-
-    def evaluate(self) -> None:
-        """`amago.Experiment.evaluate_val`."""
-        e = self.e
-        e.actors.val.reset()
-        phase, sample = ActingPhase(EVALUATE, stoppable=True, evaluation=True), e.sample_actions and e.sample_actions_val
-        steps, episodes = e.val_timesteps_per_epoch, self.share(e.val_episodes)
-        _, metrics, self.statistics = self.run(phase, "val", e.val_envs, steps, sample, episodes=episodes)
-        e.signals.check()  # the evaluation runs again after a resume
-        warn_if_too_short(metrics, steps, e.val_episodes)
-        e.log(metrics, "val")
-        e.moments.call("on_validation_end", e, metrics)
-
-    def run(
-        self, phase: ActingPhase, key: str, envs: object, timesteps: int, sample: bool, **options: Any
-    ) -> tuple[Any, dict[str, float], PhaseStatistics]:
-        """Act for a phase, with ``options`` of ``interact``, and log its faults; of several ranks, all must call this together.
-
-        Args:
-            key: section of the log; "rollout" counts the steps as collected.
-
-        Returns:
-            the memory, the metrics over all processes ({} if no rollout ended), and the statistics, as of `of_all_ranks`.
-        """
-        self.now = phase
-        try:  # an override may lack the argument ``sample``
-            memory, histories = self.e.interact(envs, timesteps, **options, **({} if sample else {"sample": False}))
-        finally:
-            self.now = None
-        stats = self.of_all_ranks(phase.statistics)
-        if key == "rollout":
-            self.e.position.count(stats.frames)
-        self.log_faults(stats, key)
-        metrics = self.e.policy_metrics(*histories)
-        lengths = mean_length(self.e.group.gather([[episode.length for episode in stats.episodes]]))
-        if metrics:
-            metrics.update(lengths)
-        return memory, metrics, stats
-
-    def test(
-        self,
-        makers: EnvMakers,
-        timesteps: int,
-        render: bool,
-        save_trajs_to: str | None,
-        episodes: int | None,
-    ) -> dict[str, float]:
-        """`amago.Experiment.evaluate_test`."""
-        e, mode = self.e, "sync" if render and self.e.env_mode in ("async", "auto") else None
-        rollout = e.actors.start("test", makers, save_trajs_to, mode)
-        try:
-            rollout.reset()
-            phase, sample = ActingPhase("test", evaluation=True), e.sample_actions and e.sample_actions_val
-            options: dict[str, Any] = {"episodes": self.share(episodes), "render": render}
-            _, metrics, _ = self.run(phase, "test", PoolEnv(rollout.pool), timesteps, sample, **options)
-            rollout.pool.flush()
-        finally:
-            rollout.close()
-        warn_if_too_short(metrics, timesteps, episodes, "timesteps")
-        e.log(metrics, "test")
-        return metrics
-
-    def of_all_ranks(self, stats: PhaseStatistics) -> PhaseStatistics:
-        """The statistics of a phase with the steps and faults of all ranks, and the rollouts of this one. Ranks end a phase at different
-        times: here they wait for each other, and decide whether to stop."""
-        self.e.signals.decide()
-        if self.e.group.count == 1:
-            return stats
-        total = PhaseStatistics(stats.episodes, exploration=stats.exploration)
-        for part in self.e.group.gather([PhaseStatistics([], stats.frames, stats.restarts, stats.dropped)]):
-            total.merge(part)
-        return total
-
-    def log_faults(self, stats: PhaseStatistics, key: str) -> None:
-        """Count the environments that were replaced, and log them in a section, if there are any."""
-        self.restarts += stats.restarts
-        if stats.restarts:
-            self.e.log({"Restarted Environments": stats.restarts, "Dropped Rollouts": stats.dropped}, key)
-
-    def share(self, episodes: int | None) -> int | None:
-        """This process's share of a number of rollouts."""
-        return None if episodes is None else shares(episodes, self.e.group.count)[self.e.group.index]

@@ -35,7 +35,7 @@ class Batches:
     """The source of training batches."""
 
     def __init__(self) -> None:
-        self._given: Any = None
+        self._given: object = None
         self._device = torch.device("cpu")
         self._used: SequenceLoader | ForeignLoader | None = None
 
@@ -46,7 +46,7 @@ class Batches:
         return self._given
 
     @given.setter
-    def given(self, now: Any) -> None:
+    def given(self, now: object) -> None:
         before = self._given
         if now is before:
             return

@@ -114,7 +114,7 @@ class Rollout:
         parts = list(self.memory.values())
         return parts[0] if len(parts) == 1 and not isinstance(parts[0], list) else parts
 
-    def take_hidden_state(self, agent: BaseAgent, hidden_state: Any) -> None:
+    def take_hidden_state(self, agent: BaseAgent, hidden_state: object) -> None:
         """Go on with a memory of ``agent``: `hidden_state` of before, a list with one memory for each group, or one of all actors.
 
         Raises:

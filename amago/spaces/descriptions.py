@@ -31,9 +31,8 @@ def describe(space: gym.Space[Any]) -> dict[str, Any]:
     if isinstance(space, gym.spaces.MultiBinary):
         return {"kind": "MultiBinary", "shape": list(space.shape)}
     if isinstance(space, gym.spaces.Box):
-        return {"kind": "Box", "shape": list(space.shape), "dtype": np.dtype(space.dtype).name} | {
-            side: _describe_bound(getattr(space, side)) for side in ("low", "high")
-        }
+        bounds = {"low": _describe_bound(space.low), "high": _describe_bound(space.high)}
+        return {"kind": "Box", "shape": list(space.shape), "dtype": np.dtype(space.dtype).name} | bounds
     if isinstance(space, gym.spaces.MultiDiscrete):
         flat = {"nvec": space.nvec.reshape(-1).tolist(), "start": np.asarray(space.start).reshape(-1).tolist()}
         return {"kind": "MultiDiscrete", "shape": list(space.shape), "dtype": np.dtype(space.dtype).name} | flat
@@ -167,7 +166,7 @@ def _other_units(a: gym.spaces.Box, b: gym.spaces.Box) -> NDArray[np.bool_]:
     """Mask of the numbers of two boxes whose ranges differ by the rule of `same_range`."""
     if np.dtype(a.dtype).kind != "f" or np.dtype(b.dtype).kind != "f":
         return np.zeros(a.shape, bool)
-    lows, highs = (np.stack([getattr(x, side).astype(np.float64) for x in (a, b)]) for side in ("low", "high"))
+    lows, highs = (np.stack(ends).astype(np.float64) for ends in ((a.low, b.low), (a.high, b.high)))
     widths = highs - lows
     declared = ((np.abs(lows) < _UNBOUNDED) & (np.abs(highs) < _UNBOUNDED) & (widths > 0)).all(axis=0)
     narrow, wide = widths.min(axis=0), widths.max(axis=0)

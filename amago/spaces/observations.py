@@ -76,7 +76,7 @@ def obs_spec(space: gym.Space[Any], batched: bool = False, lead: bool = False) -
     leaves = {name: _leaf(name, path, sub, int(batched), lead) for name, (path, sub) in _named_leaves(space).items()}
     keys = set(space.spaces) if isinstance(space, gym.spaces.Dict) else None
 
-    def convert(obs: Any) -> dict[str, Array]:
+    def convert(obs: object) -> dict[str, Array]:
         if keys is not None and (not isinstance(obs, dict) or obs.keys() != keys):
             raise ValueError(_key_error(obs, keys))
         return _converted(leaves, obs)
@@ -121,7 +121,7 @@ def changed_spec(
     needed = {leaf.path[0] for leaf in leaves.values()}
     allowed = needed | set(ignored)
 
-    def convert(obs: Any) -> dict[str, Array]:
+    def convert(obs: object) -> dict[str, Array]:
         given = obs if isinstance(obs, dict) else dict(enumerate(obs)) if isinstance(obs, tuple) else {"observation": obs}
         if not needed <= given.keys() <= allowed:
             raise ValueError(_key_error(given, needed | (allowed & given.keys())))
