@@ -89,8 +89,7 @@ def trace_return(
     """TD targets over whole sequences.
 
     y_t = r_t + gamma (V_{t+1} + c_{t+1} (y_{t+1} - Q_{t+1})). Where the rollout terminates, V and c are 0; where the real data
-    end, c is. With c of lambda min(1, pi / mu) it is Retrace (Munos et al. 2016, arXiv 1606.02647), with lambda pi tree backup
-    (Precup et al. 2000); with lambda, and V in place of Q, the uncorrected Q(lambda) of Peng & Williams 1996.
+    end, c is. With c of lambda pi it is tree backup (Precup et al. 2000).
 
     Args:
         rews, dones: (B, L, ...), reward and termination of step t.
@@ -124,15 +123,6 @@ def trace_return(
 def binary_filter(adv: Tensor, threshold: float = 0.0) -> Tensor:
     """1 where the advantage is above ``threshold``, else 0 (Wang et al. 2020, arXiv 2006.15134)."""
     return (adv > threshold).to(adv.dtype)
-
-
-def expectile_loss(difference: Tensor, expectile: float) -> Tensor:
-    """abs(expectile - 1[difference < 0]) difference^2, of target minus estimate.
-
-    The estimate that minimises its mean is that expectile of the targets: their mean for 0.5, towards the largest for 1
-    (Kostrikov et al. 2021, arXiv 2110.06169).
-    """
-    return torch.where(difference < 0, 1.0 - expectile, expectile) * difference.square()
 
 
 def exp_filter(

@@ -18,15 +18,14 @@ from torch.distributions import Distribution
 from amago import ops
 from amago.agent.base import BaseAgent, action_vectors
 from amago.agent.methods.entropy import exact_entropy, sample_with_entropy, soft_rewards, temperature_for
-from amago.agent.methods.traces import actions_taken_next, behaviour_of, check_targets, log_prob_of_stored, trace_targets
+from amago.agent.methods.traces import check_targets, log_prob_of_stored, trace_targets
 from amago.agent.options import ActorCriticOptions, binary_filter, check_gamma_idx, exp_filter, gammas_for
 from amago.agent.values import AgentValues, PopArtValues, choose_scale, grow_scale, update_metrics
 from amago.compat.training import LossStatistics
 from amago.config import bound
 from amago.data.batch import Batch
-from amago.data.extras import BEHAVIOUR_LOG_PROB
-from amago.nets.actor_critic import LEAST_SIGMA, Actor, PopArtLayer, ResidualActor, StateValues
-from amago.nets.heads import DetachedCritics, EnsembleCritics, outputs_of
+from amago.nets.actor_critic import LEAST_SIGMA, Actor, PopArtLayer, ResidualActor
+from amago.nets.heads import DetachedCritics, EnsembleCritics
 from amago.nets.policy_dists import ActionDistribution, Multibinary, action_distribution
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
@@ -50,7 +49,6 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
         maximized_critics: the critics, with their parameters held out of the graph.
         popart: running statistics of the targets.
         temperature: weights of the entropy; None: it has none.
-        state_values: values of states, learned with an ``expectile``; None: values of the policy's actions are used instead.
 
     Raises:
         TypeError: an unknown option.
@@ -65,7 +63,7 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
     filters_last_observation: ClassVar[bool] = False
     """The filter is called with (B, L + 1, G, 1) advantages. The last row repeats the one before it: no action was taken
     there."""
-    policy_extras = ("log_prob", BEHAVIOUR_LOG_PROB)
+    policy_extras = ("log_prob",)
 
     gammas: Tensor
     fbc_filter_func: Callable[[Tensor], Tensor]
@@ -113,11 +111,6 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
         ):
             if steps > most:
                 raise ValueError(f"{name}={steps} must be at most {most} with max_seq_len={longest}")
-        if self.expectile is not None and not self.values_type.scalar:
-            raise ValueError(
-                f"expectile={self.expectile} needs scalar critics, but those of {type(self).__name__} classify returns: use Agent"
-            )
-        self.required_extras = (BEHAVIOUR_LOG_PROB,) if self.targets == "retrace" else ()
         self.temperature = temperature_for(
             self.action_spec, len(gammas), self.entropy_target, self.entropy_coeff, self.entropy_lr
         )
@@ -140,7 +133,6 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
             self.register_buffer("scale_growth", torch.ones((), device=self.gammas.device), persistent=False)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self.maximized_critics = DetachedCritics(self.critics)
-        self.state_values = None if self.expectile is None else StateValues(self.state_dim, self.gammas)
         self.actor = self.actor_type(**heads, **_kind_of_actions(self.action_spec, self.actor_type))
         self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)
 
@@ -168,18 +160,16 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
 
     @property
     def trainable_params(self) -> list[nn.Parameter]:
-        parts = [self.tstep_encoder, self.traj_encoder, self.critics, self.actor, self.state_values]
-        return [p for part in parts if part is not None for p in part.parameters() if p.requires_grad]
+        parts = (self.tstep_encoder, self.traj_encoder, self.critics, self.actor)
+        return [p for part in parts for p in part.parameters() if p.requires_grad]
 
     def divided_parameters(self) -> list[nn.Parameter]:
-        if self.scale_growth is None:
-            return []
-        layers = [self.critics.net.output_layer, *([] if self.state_values is None else [self.state_values.net.out_layer])]
-        return [p for layer in layers for p in layer.parameters()]
+        return [] if self.scale_growth is None else list(self.critics.net.output_layer.parameters())
 
     def complete_weights(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The weights of a whole agent; weights saved without ``rescale_critics`` have a scale of 1."""
-        weights = super().complete_weights(weights)
+        without_iql = {k: v for k, v in weights.items() if not k.startswith("state_values.")}  # of earlier versions
+        weights = super().complete_weights(without_iql)
         if self.scale_growth is None:
             return weights
         unit, names = torch.ones_like(self.scale_growth), ("critics", "target_critics", "maximized_critics")
@@ -200,8 +190,6 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
         pi = action_distribution(self.actor(state.unsqueeze(1), straight_from_obs=straight), self.actor.policy_dist)
         actions = pi.sample_action(sample)
         extras = {"log_prob": log_prob_of_stored(pi, actions)[:, 0, g]} if "log_prob" in names else {}
-        if BEHAVIOUR_LOG_PROB in names:
-            extras[BEHAVIOUR_LOG_PROB] = behaviour_of(pi, actions, sample)[:, 0, g]
         return actions[:, 0, g], extras
 
     def learn_from_records(self) -> str:
@@ -226,9 +214,6 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
             target = self._observed_target(batch, states.detach(), action, log)
             out, q_data, q_pi = self._evaluate(states[:, :-1], self._like_policy(pi, action), chosen)
             losses["critic"] = self.values.loss(out, target)
-            if self.expectile is not None:
-                above = self.values.objective(q_data) - self.values.objective(q_pi)
-                losses["critic"] = losses["critic"] + ops.expectile_loss(above, self.expectile)
             if batch.sources is not None:
                 self.td_errors = self.values.td_error(out, target)
             if self.online_coeff > 0:  # policy gradient: ascend the least value of the policy's actions, and its entropy
@@ -260,22 +245,16 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
         if self.training:
             self.popart.update_stats(target, self.loss_mask(batch)[:, :, None, :, None].expand_as(target))
         if growth is not None:
-            factor = grow_scale(self.popart, scaled)
-            growth.mul_(factor)
-            if self.state_values is not None:
-                self.state_values.divide(factor)
+            growth.mul_(grow_scale(self.popart, scaled))
         return target
 
     def _td_target(self, batch: Batch, states: Tensor, rews: Tensor, action: Tensor, log: Log) -> Tensor:
         """Targets (B, L, 1, G, 1), bootstrapped in the states after each transition with random target critics, at actions a' of
-        the target policy, or with the values of states."""
+        the target policy."""
         next_state, real, gammas = states[:, 1:], batch.transition_mask[:, :, None, None], self.gammas[:, None]
         if self.bootstrap_context is not None and next_state.shape[1] == self.max_seq_len:
             next_state = torch.cat((next_state[:, :-1], self.encode_end(batch, self.bootstrap_context)), dim=1)
         rews, dones = rews[:, :, None, None], batch.dones[:, :, None, None]
-        if self.state_values is not None:
-            value = self.values.returns(self._state_value(next_state))
-            return self._nstep_fn(rews, dones, value, gammas, real)
         pi = self._policy(self.target_actor if self.use_target_actor else self.actor, next_state, batch, slice(1, None))
         actions, entropy = self._policy_actions(pi, self.num_actions_for_value_in_critic_loss)
         if entropy is not None and self.temperature is not None:
@@ -283,8 +262,8 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
         if self.targets == "n_step":
             q = self.values.returns(self._drawn_target_values(next_state, actions).mean(dim=0))
             return self._nstep_fn(rews, dones, self._reduce(q), gammas, real)
-        taken = actions_taken_next(self.targets, batch, action)  # by the data, evaluated as one more sample
-        stored = self._like_policy(pi, taken.action).expand(actions.shape[1:])
+        taken = torch.cat((action[:, 1:], action[:, -1:]), dim=1)  # by the data, evaluated as one more sample
+        stored = self._like_policy(pi, taken).expand(actions.shape[1:])
         q = self._drawn_target_values(next_state, torch.cat((actions, stored[None].to(actions.dtype))))
         q, of_taken = self.values.returns(q[:-1].mean(dim=0)), self.values.returns(q[-1])
         if self.online_coeff > 0:
@@ -341,10 +320,7 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
 
     def _policy_actions(self, pi: Any, num: int, grad: bool = False) -> tuple[Tensor, Tensor | None]:
         """Vectors (K, B, L, G, A) that represent the policy: its probabilities (K = 1) where expectations are exact, else
-        ``num`` samples; and its entropy (B, L, G, 1), exact or the mean over the same samples, None without temperature. With
-        an ``expectile`` there are none."""
-        if self.state_values is not None:
-            return self.gammas.new_zeros(0), None
+        ``num`` samples; and its entropy (B, L, G, 1), exact or the mean over the same samples, None without temperature."""
         if self.exact:
             return (pi.probs if grad else pi.probs.detach())[None], None if self.temperature is None else exact_entropy(pi)
         if self.temperature is not None:
@@ -371,18 +347,12 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
         Args:
             state: (B, L, D).
             stored: (B, L, 1 or G, A), actions of the data.
-            chosen: (K, B, L, G, A), actions of the policy; not used with an ``expectile``.
+            chosen: (K, B, L, G, A), actions of the policy.
 
         Returns:
             the critics' outputs (B, L, C, G, O) for ``stored``, with gradients to critics and state; their values (B, L, C, G, 1)
-            without; the values (B, L, C, G, 1) of ``chosen``, mean over K, with gradients to ``chosen`` alone. With an
-            ``expectile`` the second come from random target critics, the third are values of ``state``, with gradients; C = 1.
+            without; the values (B, L, C, G, 1) of ``chosen``, mean over K, with gradients to ``chosen`` alone.
         """
-        if self.state_values is not None:
-            out = outputs_of(self.critics(state, stored[None]))[0]
-            with torch.no_grad():
-                taken = self._reduce(self._drawn_target_values(state, stored[None])[0])
-            return out, taken, self._state_value(state)
         if self.exact and self.critics.fused:  # one pass gives the values of all actions
             q = self.critics.all_values(state)  # (B, L, C, G, A)
             out = (q * stored[:, :, None]).sum(-1, keepdim=True)
@@ -391,27 +361,20 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
             out, values = self.critics.evaluate(state, stored, chosen, self.values.value)
         return out, self.values.value(out.detach()), values.mean(dim=0)
 
-    def _state_value(self, state: Tensor) -> Tensor:
-        """The values (B, L, 1, G, 1) of states, on the scale of the critics' outputs."""
-        assert self.state_values is not None
-        value: Tensor = self.state_values(state)[:, :, None]
-        return value * self.critics.output_scale if self.rescale_critics else value
-
     def _drawn_target_values(self, state: Tensor, actions: Tensor) -> Tensor:
         """The values of actions (K, B, L, G, A) by ``num_critics_td`` random target critics, (K, B, L, drawn, G, 1)."""
         drawn = torch.randint(self.target_critics.num_critics, (self.num_critics_td,), device=state.device)
         return self.values.value(self.target_critics.evaluate_subset(state, actions, drawn))
 
     def _reduce_critic_ensemble(self, q: Tensor) -> Tensor:
-        """Values (..., C, G, 1) of ``num_critics_td`` random critics: their minimum if there is a policy gradient or an
-        expectile, else their mean, (..., 1, G, 1)."""
+        """Values (..., C, G, 1) of ``num_critics_td`` random critics: their minimum if there is a policy gradient, else their
+        mean, (..., 1, G, 1)."""
         drawn = torch.randint(q.shape[-3], (self.num_critics_td,), device=q.device)
         return self._reduce(q[..., drawn, :, :])
 
     def _reduce(self, q: Tensor) -> Tensor:
         """(..., C, G, 1) -> (..., 1, G, 1)."""
-        least = self.online_coeff > 0 or self.expectile is not None
-        return q.amin(dim=-3, keepdim=True) if least else q.mean(dim=-3, keepdim=True)
+        return q.amin(dim=-3, keepdim=True) if self.online_coeff > 0 else q.mean(dim=-3, keepdim=True)
 
     # ---- target networks ----------------------------------------------------------------------------------------------
 

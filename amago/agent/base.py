@@ -323,7 +323,7 @@ class BaseAgent(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} does not implement act")
 
     policy_extras: tuple[str, ...] = ()
-    """Names of the extra fields (``source="policy"`` or "behaviour" of `amago.ExtraField`) computed by `act_with_extras`."""
+    """Names of the extra fields (``source="policy"`` of `amago.ExtraField`) computed by `act_with_extras`."""
     required_extras: tuple[str, ...] = ()
     """Names of the extra fields that batches must have."""
 
@@ -334,8 +334,6 @@ class BaseAgent(nn.Module):
         actions. A subclass may compute others: override this method, call ``super()``, and add their names to `policy_extras`.
 
         "log_prob" is the natural log-probability of the chosen action, (N,); a density for continuous actions.
-        "behaviour_log_prob" is computed where exploration happens, and from (N, 1 + A): that log-probability, then the
-        probability of each choice and of each bit being 1, in the order of an action's vector, and 0 for numbers.
         """
         return self.act(state, obs, sample, gamma_idx), {}
 

@@ -119,7 +119,7 @@ class ActorCriticOptions:
     Attributes:
         num_critics: C, size of the ensemble.
         num_critics_td: number of critics drawn at random (with replacement) for a target. Their minimum is taken if
-            ``online_coeff`` > 0 or with ``expectile``, else their mean (Chen et al. 2021, arXiv 2101.05982).
+            ``online_coeff`` > 0, else their mean (Chen et al. 2021, arXiv 2101.05982).
         online_coeff: weight of the policy-gradient loss -min_C Q(s, a ~ pi).
         offline_coeff: weight of the filtered behaviour cloning loss -f(A) log pi(a | s).
         critic_loss_weight: weight of the critics' loss; the actor's is 1. `Experiment.critic_loss_weight` replaces it.
@@ -128,10 +128,9 @@ class ActorCriticOptions:
         reward_multiplier: scales rewards in the losses, nowhere else.
         tau: share of the online networks that enters the target networks at each update.
         n_step: number of rewards in a TD target with ``targets="n_step"``.
-        targets: "n_step", or a target over the whole rest of a sequence (`amago.ops.trace_return`): "retrace" (Munos et al.
-            2016, arXiv 1606.02647), for which the experiment must declare ``extra_fields=["behaviour_log_prob"]``;
-            "tree_backup" (Precup et al. 2000), for choices and bits.
-        trace_lambda: lambda of these, in [0, 1]; 0 gives the target with one reward.
+        targets: "n_step", or a target over the whole rest of a sequence (`amago.ops.trace_return`), for choices and bits:
+            "tree_backup" (Precup et al. 2000).
+        trace_lambda: its lambda, in [0, 1]; 0 gives the target with one reward.
         entropy_target: the policy gradient and the targets of values also count the policy's entropy (soft actor-critic,
             Haarnoja et al. 2018, arXiv 1812.05905), with a weight for each discount (the temperature) that keeps the entropy
             near this target: for choices and bits a share of the largest possible entropy, in (0, 1); for numbers in nats for
@@ -139,10 +138,6 @@ class ActorCriticOptions:
         entropy_coeff: the temperature, in units of reward x ``reward_multiplier``. With ``entropy_target`` it is the start
             value (None: 0.1), without one it stays as it is (None: no entropy).
         entropy_lr: largest change of log(temperature) with each batch.
-        expectile: implicit Q-learning (Kostrikov et al. 2021, arXiv 2110.06169), for data recorded by other policies: a network
-            of the state alone (`amago.nets.actor_critic.StateValues`) learns this expectile, in (0, 1), of the target critics'
-            values of the actions in the data. It replaces the mean over the policy's actions in targets and advantages. 0.7 to
-            0.99; higher combines more of different rollouts, and trusts luck more. With ``online_coeff=0`` alone.
         burn_in: number of first transitions without a loss, which only build the state (Kapturowski et al. 2019, R2D2), in a
             sequence that begins in the middle of a rollout. In sequences from the beginning of a rollout all have a loss.
         bootstrap_context: number of observations, at most ``max_seq_len``, that the state after a sequence's last transition
@@ -189,7 +184,6 @@ class ActorCriticOptions:
     entropy_target: float | None = option(None, optional(number(finite=True)))
     entropy_coeff: float | None = option(None, optional(_RATE))
     entropy_lr: float = option(0.01, _RATE)
-    expectile: float | None = option(None, optional(within("(0, 1)", lambda x: 0.0 < x < 1.0)))
     burn_in: int = option(0, whole(0))
     bootstrap_context: int | None = option(None, optional(whole(1)))
     popart: bool = option(True, networks=True)
@@ -208,15 +202,10 @@ class ActorCriticOptions:
         for name, fault in faults(self):
             raise ValueError(f"{name}={vars(self)[name]!r}: {fault}")
         traces, entropy = self.targets != "n_step", self.entropy_target is not None or self.entropy_coeff is not None
-        expectile = self.expectile is not None
         for contradiction, why in (
             (traces and self.n_step != 1, f"targets={self.targets!r} counts all rewards: leave n_step={self.n_step} at 1"),
             (self.rescale_critics and not self.popart, "rescale_critics=True needs the statistics of popart=True, not popart=False"),
             (self.online_coeff == self.offline_coeff == 0, "online_coeff and offline_coeff are both 0: nothing would train the actor"),
-            (expectile and self.online_coeff > 0, f"expectile={self.expectile} learns from the actions of the data alone: set "
-             f"online_coeff={self.online_coeff} to 0, and offline_coeff to 1"),
-            (expectile and self.fake_filter, f"expectile={self.expectile} weighs actions by their advantage: leave fake_filter at False"),
-            (expectile and traces, f"expectile={self.expectile} has no values of the policy's actions, which targets={self.targets!r} needs"),
             (entropy and self.online_coeff == 0, f"entropy_target={self.entropy_target}, entropy_coeff={self.entropy_coeff}: the entropy is part "
              "of what the policy gradient maximises, which online_coeff=0 switches off"),
         ):  # fmt: skip

@@ -16,12 +16,6 @@ from amago.data.trajectory import EXTRA, FIELDS, OBS, ROWS, Field, rows_in
 from amago.spaces import ActionSpec
 
 Array = NDArray[Any]
-BEHAVIOUR_LOG_PROB = "behaviour_log_prob"
-"""The natural log-probability with which policy and exploration together chose the action taken, (); a density where the action
-is continuous. Its default is `POINT_MASS`: no other action was possible."""
-POINT_MASS = 1e9
-"""The log-density of a continuous action that was certain: so large that the ratio of any other density to it is 0.
-Probabilities of choices and bits are at most 1, so that there it stands for log 1 = 0."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +31,8 @@ class ExtraField:
         shape: of one row; () for a number.
         dtype: bool, or an integer or floating-point type of numpy.
         source: "info", or "policy" for what the agent computes with each action
-            (`amago.agent.BaseAgent.act_with_extras`); then ``rows`` is "T". "behaviour" is the source of `BEHAVIOUR_LOG_PROB`
-            alone: policy and exploration together.
-        default: fills all rows in training sequences from a dataset that lacks the field. None: `POINT_MASS` for
-            `BEHAVIOUR_LOG_PROB` (or the largest number of the dtype), 0 for others.
+            (`amago.agent.BaseAgent.act_with_extras`); then ``rows`` is "T".
+        default: fills all rows in training sequences from a dataset that lacks the field. None: 0.
 
     Raises:
         ValueError: naming the argument, its value and the values allowed.
@@ -62,17 +54,11 @@ class ExtraField:
             dtype = np.dtype(self.dtype)
         except TypeError:
             dtype = np.dtype(object)
-        behaviour = self.source == "behaviour"
         named = isinstance(self.name, str) and re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}", self.name)
         for argument, right, wanted in (
             ("name", named, "1 to 100 letters, digits, '_', '-' or '.', the first of them no '.'"),
             ("rows", self.rows in ROWS, f"one of {', '.join(map(repr, ROWS))}"),
-            ("source", self.source in ("info", "policy", "behaviour"), "'info', 'policy' or 'behaviour'"),
-            (
-                "source",
-                behaviour == (self.name == BEHAVIOUR_LOG_PROB),
-                f"'behaviour' for {BEHAVIOUR_LOG_PROB!r} and no other name",
-            ),
+            ("source", self.source in ("info", "policy"), "'info' or 'policy'"),
             ("rows", self.source == "info" or self.rows == "T", f"'T' with source={self.source!r}: one value for each action"),
             ("shape", all(n >= 1 for n in shape) and len(shape) <= 16, "a tuple of positive integers, () for a number"),
             (
@@ -80,16 +66,13 @@ class ExtraField:
                 dtype.kind in "biuf" and dtype.itemsize <= 8,
                 "bool, an integer or floating-point type of at most 8 bytes",
             ),
-            ("shape", not behaviour or shape == (), "(), as a log-probability is one number"),
-            ("dtype", not behaviour or dtype.kind == "f", "a floating-point type, as that of a log-probability"),
         ):
             if not right:
                 raise ValueError(f"ExtraField {self.name!r}: {argument} is {getattr(self, argument)!r}, but must be {wanted}")
         object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "dtype", dtype.name)
         if self.default is None:
-            certain = min(POINT_MASS, float(np.finfo(dtype).max)) if behaviour else 0.0
-            object.__setattr__(self, "default", certain)
+            object.__setattr__(self, "default", 0.0)
         try:
             as_array(self.default, dtype, ())
         except ValueError as err:
@@ -131,10 +114,7 @@ def as_array(value: object, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Arr
     return out
 
 
-KNOWN_FIELDS = {
-    "log_prob": ExtraField("log_prob", rows="T", source="policy"),
-    BEHAVIOUR_LOG_PROB: ExtraField(BEHAVIOUR_LOG_PROB, rows="T", source="behaviour"),
-}
+KNOWN_FIELDS = {"log_prob": ExtraField("log_prob", rows="T", source="policy")}
 """The fields that can be declared by their names alone, as in gin files."""
 
 

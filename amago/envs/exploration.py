@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from amago.config import bindings
 from amago.envs.amago_env import Step, innermost
 from amago.envs.inner_env import assignable, forwarded
-from amago.envs.noise import HeldNoise, legal_probabilities, log_prob_of, made_legal, random_part, with_random_actions
+from amago.envs.noise import HeldNoise, made_legal, random_part
 from amago.hindsight import Timestep
 from amago.registry import Registry
 from amago.spaces import action_mask_key
@@ -55,8 +55,6 @@ class ExplorationWrapper(gym.ActionWrapper[Any, Any, Any]):
         super().__init_subclass__()
         if vars(cls).keys() & {"add_exploration_noise", "action", "on_rollout_start"}:
             cls.is_independent = bool(vars(cls).get("is_independent"))
-        if vars(cls).keys() & {"add_exploration_noise", "action"} and "action_probabilities" not in vars(cls):
-            cls.action_probabilities = ExplorationWrapper.action_probabilities  # type: ignore[method-assign]  # other noise
 
     def __init__(self, amago_env: gym.Env[Any, Any]):
         self.amago_env = innermost(amago_env, f"{type(self).__name__} needs an AMAGOEnv, but got")
@@ -68,7 +66,6 @@ class ExplorationWrapper(gym.ActionWrapper[Any, Any, Any]):
         self._clips = any(part.kind == "continuous" for part in self.action_spec.parts)
         self.rng = np.random.default_rng()
         self.global_step = 0
-        self._given: Array | None = None  # what `record_behaviour` was given
 
     @assignable
     def env_name(self) -> str:
@@ -89,19 +86,6 @@ class ExplorationWrapper(gym.ActionWrapper[Any, Any, Any]):
         """
         raise NotImplementedError(f"{type(self).__name__} must override add_exploration_noise(action, local_step)")
 
-    def action_probabilities(self, probabilities: Array, local_step: NDArray[np.int64]) -> Array:
-        """The probabilities (B, A) of the actions that `add_exploration_noise` returns, given the state of the noise before this
-        step; called before it, if they are recorded.
-
-        Override it beside `add_exploration_noise` for the extra field "behaviour_log_prob". Illegal actions are replaced
-        afterwards.
-
-        Args:
-            probabilities: (B, A) of the policy: of each choice, and of each bit being 1. Parts and bits are independent.
-            local_step: (B,) index of each action in its rollout.
-        """
-        raise NotImplementedError(f"{type(self).__name__} does not say how likely each action is after its noise")
-
     def fit_to_run(self, steps: int, pretrained: bool) -> None:
         """Called once by a run, before the first reset; the default does nothing.
 
@@ -113,42 +97,6 @@ class ExplorationWrapper(gym.ActionWrapper[Any, Any, Any]):
     def describe_schedule(self) -> str:
         """A line for the summary of a run; the default is the class's name."""
         return type(self).__name__
-
-    def record_behaviour(self, given: Array) -> Array:
-        """Compute the field `amago.data.extras.BEHAVIOUR_LOG_PROB` in each step from now on.
-
-        Args:
-            given: (B, 1 + A) array into which the policy writes, before each step, the log-probability of its action and the
-                probabilities of all.
-
-        Returns:
-            (B,) array into which each step writes the log-probability of its action.
-
-        Raises:
-            ValueError: the probabilities of actions after this noise are not known.
-        """
-        kind, field = type(self).__name__, "extra field 'behaviour_log_prob'"
-        if self._clips:
-            raise ValueError(
-                f"{field}: {kind} adds noise to actions of {self.action_spec.space}, whose density then has no closed form. "
-                "Use exploration_wrapper_type=None, so that the policy's own samples explore"
-            )
-        if type(self).action_probabilities is ExplorationWrapper.action_probabilities:
-            raise ValueError(
-                f"{field}: {kind} does not say how likely each action is after its noise: override "
-                "action_probabilities(probabilities, local_step) beside add_exploration_noise"
-            )
-        self._given, self._log_prob = given, np.zeros(len(given), given.dtype)
-        return self._log_prob
-
-    def _recorded(self, action: Array, given: Array) -> Array:
-        """The action to take instead of the policy's, whose log-probability is recorded."""
-        p = self.action_probabilities(given[:, 1:].astype(np.float64), self.amago_env.step_count)
-        if self._mask is not None:
-            p = legal_probabilities(self.action_spec, p, self._mask)
-        action = self.action(action)
-        self._log_prob[:] = log_prob_of(self.action_spec, p, action.reshape(len(p), -1))
-        return action
 
     def on_rollout_start(self, opened: NDArray[np.bool_]) -> None:
         """Called when new rollouts begin in the rows where ``opened`` (B,) is True; the default does nothing."""
@@ -179,8 +127,7 @@ class ExplorationWrapper(gym.ActionWrapper[Any, Any, Any]):
     def step(self, action: object) -> Step:  # type: ignore[override]  # arrays: rows side by side
         if self._clips:
             action = self.amago_env.check_action(action)  # clipping would hide a number out of bounds
-        action = np.atleast_1d(action)
-        action = self.action(action) if self._given is None else self._recorded(action, self._given)
+        action = self.action(np.atleast_1d(action))
         self.global_step += 1
         out: Any = self.env.step(action)
         if self._mask_key is not None:
@@ -326,12 +273,6 @@ class EpsilonGreedy(ExplorationWrapper):
         for part in spec.parts:
             noisy[:, part.stored] = random_part(part.kind, part.dim, action[:, part.stored], eps, rng)
         return noisy
-
-    def action_probabilities(self, probabilities: Array, local_step: NDArray[np.int64]) -> Array:
-        eps = self.current_eps(local_step)
-        if self._held is not None:
-            return self._held.probabilities(probabilities, eps)
-        return with_random_actions(self.action_spec, probabilities, eps)
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"multiplier": np.asarray(self.global_multiplier, dtype=np.float64).tolist()}

@@ -1,8 +1,4 @@
-"""Random actions, and the probabilities of actions after noise and under masks of legal actions; no environment is seen here.
-
-Probabilities of an action have the layout of its vector: a discrete part has one for each choice, a part of bits the
-probability of each bit being 1.
-"""
+"""Random actions, and legal ones in place of illegal ones; no environment is seen here."""
 
 from __future__ import annotations
 
@@ -14,7 +10,6 @@ from numpy.typing import NDArray
 from amago.spaces import ActionSpec
 
 Array = NDArray[Any]
-_TINY = float(np.finfo(np.float32).tiny)
 
 
 def made_legal(spec: ActionSpec, action: Array, mask: Array, rng: np.random.Generator) -> Array:
@@ -35,49 +30,6 @@ def made_legal(spec: ActionSpec, action: Array, mask: Array, rng: np.random.Gene
         elif part.kind == "multibinary":
             out[:, part.stored] *= allowed
     return out
-
-
-def legal_probabilities(spec: ActionSpec, probabilities: Array, mask: Array) -> Array:
-    """The probabilities (B, A) after `made_legal`. Where the mask (B, ...) allows nothing, choices stay."""
-    legal = (mask != 0).reshape(len(probabilities), spec.dim)
-    out = probabilities.copy()
-    for part in spec.parts:
-        allowed, p = legal[:, part.vector], probabilities[:, part.vector]
-        if part.kind == "discrete":
-            number = allowed.sum(axis=1, keepdims=True)
-            lost = np.where(allowed, 0.0, p).sum(axis=1, keepdims=True)
-            replaced = np.where(allowed, p + lost / np.maximum(number, 1), 0.0)
-            out[:, part.vector] = np.where(number > 0, replaced, p)
-        elif part.kind == "multibinary":
-            out[:, part.vector] = np.where(allowed, p, 0.0)
-    return out
-
-
-def with_random_actions(spec: ActionSpec, probabilities: Array, eps: Array) -> Array:
-    """The probabilities (B, A) after a uniform choice, or a flip of each bit, with probability eps (B,)."""
-    out = probabilities.copy()
-    for part in spec.parts:
-        out[:, part.vector] = _mixed(part.kind, probabilities[:, part.vector], eps[:, None])
-    return out
-
-
-def _mixed(kind: str, probabilities: Array, eps: Array) -> Array:
-    """`with_random_actions` of one part; eps is broadcast."""
-    random = 1.0 / probabilities.shape[-1] if kind == "discrete" else 1.0 - probabilities
-    return (1.0 - eps) * probabilities + eps * random
-
-
-def log_prob_of(spec: ActionSpec, probabilities: Array, action: Array) -> NDArray[np.float64]:
-    """(B,) log-probabilities of actions (B, S) in stored form, whose parts are choices and bits."""
-    total = np.zeros(len(action))
-    for part in spec.parts:
-        p, taken = probabilities[:, part.vector], action[:, part.stored]
-        if part.kind == "discrete":
-            chosen = np.take_along_axis(p, taken.astype(np.int64), axis=1)
-        else:
-            chosen = np.where(taken != 0, p, 1.0 - p)
-        total += np.log(np.maximum(chosen, _TINY)).sum(axis=1)
-    return total
 
 
 def random_part(
@@ -123,7 +75,8 @@ class HeldNoise:
             )
         m = self.mean_steps[:, None]
         hold = (rng.random(self.on.shape) * m >= 1.0) & ~self.new[:, None]
-        begins = self._begins(eps)
+        e = eps[:, None]
+        begins = np.where(self.new[:, None], e, e / (m - e * (m - 1.0)))  # where none is being held
         self.on &= hold
         begin = ~self.on & (rng.random(self.on.shape) < begins)
         self.on |= begin
@@ -141,25 +94,4 @@ class HeldNoise:
                 fresh = rng.standard_normal(self.noise[:, where].shape)
                 self.noise[:, where] = np.where(hold[:, where], self.noise[:, where], fresh)
                 out[:, where] = np.clip(action[:, where] + eps[:, None] * self.noise[:, where], -1.0, 1.0)
-        return out
-
-    def _begins(self, eps: NDArray[np.float64]) -> NDArray[np.float64]:
-        """(B, 1) the probability that a random choice begins where none is being held."""
-        m, e = self.mean_steps[:, None], eps[:, None]
-        out: NDArray[np.float64] = np.where(self.new[:, None], e, e / (m - e * (m - 1.0)))
-        return out
-
-    def probabilities(self, probabilities: Array, eps: NDArray[np.float64]) -> Array:
-        """Probabilities (B, A) of choices and bits after the noise of the next `apply`, from the policy's, given the
-        choices that are being held."""
-        begins = self._begins(eps)
-        held = np.where(self.on & ~self.new[:, None], 1.0 - 1.0 / self.mean_steps[:, None], 0.0)  # (B, S) it goes on
-        out = probabilities.copy()
-        for part in self.spec.parts:
-            p, goes_on = probabilities[:, part.vector], held[:, part.stored]
-            if part.kind == "discrete":
-                same = self.noise[:, part.stored].astype(np.int64) == np.arange(part.dim)
-            else:
-                same = 1.0 - p
-            out[:, part.vector] = goes_on * same + (1.0 - goes_on) * _mixed(part.kind, p, begins)
         return out

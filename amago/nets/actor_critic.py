@@ -17,14 +17,14 @@ from amago.compat.names import attributes
 from amago.nets import ranks
 from amago.nets.ensemble import EnsembleMLP, evaluate_state_action
 from amago.nets.ff import MLP, Normalization
-from amago.nets.heads import BaseActorHead, BaseCriticHead, EnsembleCritics, Straight, divide_layer, outputs_of
+from amago.nets.heads import BaseActorHead, BaseCriticHead, EnsembleCritics, Straight, outputs_of
 from amago.nets.policy_dists import Discrete, PolicyOutput, TanhGaussian
 from amago.nets.twohot import Bins, ReturnDistribution
 from amago.nets.utils import Linear, Log, RunningMoments, activation_switch, at_least_float32, check_positive
 from amago.ops import gamma_feature
 
 __all__ = [
-    "Actor", "BaseActorHead", "BaseCriticHead", "NCritics", "NCriticsTwoHot", "PopArtLayer", "ResidualActor", "StateValues",
+    "Actor", "BaseActorHead", "BaseCriticHead", "NCritics", "NCriticsTwoHot", "PopArtLayer", "ResidualActor",
     "gammas_as_input_seq",
 ]  # fmt: skip
 
@@ -275,40 +275,6 @@ class NCriticsTwoHot(EnsembleCritics):
         if log_dict is not None:
             self._log(log_dict, self.bins.value(logits.detach()))
         return ReturnDistribution(logits)
-
-
-@gin.configurable
-class StateValues(nn.Module):
-    """An MLP from a state to a scalar value for each discount, without an action (`Agent.expectile`).
-
-    Args:
-        state_dim: D.
-        gammas: (G,) discounts.
-        d_hidden, n_layers, dropout_p, activation: of the MLP.
-        normalization: of its hidden layers before their activation, a method of `amago.nets.ff.Normalization`; "none": none.
-    """
-
-    def __init__(
-        self,
-        state_dim: int,
-        gammas: Tensor,
-        d_hidden: int = 256,
-        n_layers: int = 2,
-        dropout_p: float = 0.0,
-        activation: str = "leaky_relu",
-        normalization: str = "none",
-    ) -> None:
-        super().__init__()
-        self.net = MLP(state_dim, d_hidden, n_layers, len(gammas), activation, normalization, dropout_p)
-
-    def forward(self, state: Tensor) -> Tensor:
-        """(..., D) -> (..., G, 1)."""
-        return at_least_float32(self.net(state)).unsqueeze(-1)
-
-    @torch.no_grad()
-    def divide(self, factor: Tensor) -> None:
-        """Divide the network's outputs by a power of two, after their multiplier has grown by the same factor."""
-        divide_layer(self.net.out_layer, factor)
 
 
 LEAST_SIGMA = 0.01

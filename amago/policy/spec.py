@@ -153,6 +153,10 @@ def build_agent(description: Mapping[str, Any] | Path, modules: Sequence[str] = 
 def _bindings_of_a_policy(spec: Mapping[str, Any], modules: Sequence[str]) -> dict[str, Any]:
     found = {}
     for name, encoded in without_run(spec)["bindings"].items():
+        if (
+            name.endswith((".Agent.expectile", ".MultiTaskAgent.expectile")) or encoded == "retrace"
+        ):  # of earlier versions, for training
+            continue
         try:
             found[name] = _decode(encoded, modules)  # imports the module of a class, which may register the selector
         except (ValueError, ImportError) as err:

@@ -170,7 +170,7 @@ class ExperimentSettings:
             `amago.data.batch.subsequence`. Shorter ones are always trained on as a whole.
         cut_short_trajectories: ``padded_sampling`` also cuts rollouts that fit into ``max_seq_len``, as the original does.
         extra_fields: further fields to record with each trajectory (`amago.ExtraField`), which arrive as ``batch.extras``.
-            "behaviour_log_prob" and "log_prob" may be declared by name.
+            "log_prob" may be declared by name.
         dloader_workers: threads that read batches ahead; 0 reads in the training thread.
 
         epochs: number of epochs, each of one collection phase and one training phase; 0: `learn` does nothing.

@@ -22,7 +22,7 @@ from amago.run.settings import IGNORE, REFUSE, ExperimentSettings, SettingsError
 
 # ---- settings that differ ---------------------------------------------------------------------------------------------------
 
-SWITCHES = ("entropy_target", "entropy_coeff", "expectile")
+SWITCHES = ("entropy_target", "entropy_coeff")
 """Options of agents that may change, but neither from nor to None: weights with and without them differ."""
 
 

@@ -186,7 +186,11 @@ def _described(spaces: str) -> tuple[gym.spaces.Dict, ActionSpec, tuple[ExtraFie
     try:
         described = json.loads(spaces)
         obs_space, spec = from_description(described["obs"]), action_spec(from_description(described["action"]))
-        extras = tuple(ExtraField(name, **x) for name, x in described.get("extras", {}).items())
+        given: dict[str, dict[str, Any]] = described.get("extras", {})
+        old = {
+            name: {**x, "source": "policy"} for name, x in given.items() if x.get("source") == "behaviour"
+        }  # of earlier versions
+        extras = tuple(ExtraField(name, **x) for name, x in (given | old).items())
         if not isinstance(obs_space, gym.spaces.Dict):
             raise ValueError(f"observations are {obs_space}, not a Dict")
         fields = (*trajectory_fields(obs_space, spec, extras), *_OWN)

@@ -1,8 +1,8 @@
 """Trains the reference tasks with a configuration, and compares configurations.
 
     python -m benchmarks.suite run --config tuned --seeds 3 --jobs 2
-    python -m benchmarks.suite run --config retrace --files my/retrace.gin --tasks lake3 tmaze100
-    python -m benchmarks.suite table --config tuned --against retrace
+    python -m benchmarks.suite run --config tree_backup --files my/tree_backup.gin --tasks lake3 tmaze100
+    python -m benchmarks.suite table --config tuned --against tree_backup
 
 Each run is a process of one thread and ends when its budget of processor time is spent. Runs that are done are not repeated, and
 interrupted ones continue.

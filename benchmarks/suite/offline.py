@@ -1,4 +1,4 @@
-"""Learning from recorded rollouts alone: filtered cloning beside values of states by expectiles (IQL), on lakes and a Minari dataset.
+"""Learning from recorded rollouts alone: cloning filtered by advantage or weighted by it, on lakes and a Minari dataset.
 
     python -m benchmarks.suite.offline run --seeds 2 --jobs 2
     python -m benchmarks.suite.offline table
@@ -25,7 +25,6 @@ SETTINGS = Path("benchmarks/suite/offline_files")
 METHODS = {
     "binary": "binary filter",
     "exponential": "exponential filter, beta 3",
-    "expectile": "expectile .9, exponential filter, beta 3",
 }
 """What imitates the record; the settings of each are a file of that name in `SETTINGS`."""
 _LAKE = "--val_interval 5 --epochs 60 --configs zoo/solve_lake"

@@ -49,7 +49,6 @@ class Oracle:
         bins: centres of two-hot critics, in symlog(return); None: scalar critics. decoding: "mean_bin" or "mean_return".
         popart: mu, nu, w, b, t, each (G,); the statistics before the update.
         temperature: weights (G,) of the entropy; None: it has none.
-        expectile: of the values of states; None: values are those of the policy's actions.
     """
 
     params: dict
@@ -71,7 +70,6 @@ class Oracle:
     targets: str = "n_step"
     trace_lambda: float = 0.95
     temperature: list | None = None
-    expectile: float | None = None
 
     # ---- networks
 
@@ -97,13 +95,6 @@ class Oracle:
                 x = x * params[f"critics.net.norms.{n}.weight"][c, 0] + params[f"critics.net.norms.{n}.bias"][c, 0]
             x = leaky(x)
         return x @ params["critics.net.output_layer.weight"][c] + params["critics.net.output_layer.bias"][0, 0, c]
-
-    def state_value(self, s):
-        """Raw values (G,) of a state."""
-        x = s
-        for name in ("in_layer", "layers.0"):
-            x = leaky(self.params[f"state_values.net.{name}.weight"] @ x + self.params[f"state_values.net.{name}.bias"])
-        return self.params["state_values.net.out_layer.weight"] @ x + self.params["state_values.net.out_layer.bias"]
 
     def q(self, params, c, g, s, a):
         """Output (O,) of critic c for discount g at a state and an action vector."""
@@ -243,17 +234,14 @@ class Oracle:
         ]
         q = of_taken[values.index(min(values))] if self.online > 0 else sum(of_taken) / len(of_taken)
         pi = torch.exp(self.log_prob_of_action(vec, a))
-        c = pi if self.targets == "tree_backup" else torch.clamp(pi / torch.exp(data.behaviour[b, t + 1]), max=1.0)
-        return reward + self.gammas[g] * (v + bonus + self.trace_lambda * c * (later - q))
+        return reward + self.gammas[g] * (v + bonus + self.trace_lambda * pi * (later - q))
 
     def bootstrap(self, data, b, t, g, draws):
         """The value of the state at time t."""
-        if self.expectile is not None:
-            return self.in_returns(self.state_value(data.states[b, t].detach())[g], g)
         return self.reduced(self.values(data, b, t, g, draws)[0])
 
     def reduced(self, values):
-        return torch.stack(values).min() if self.online > 0 or self.expectile else sum(values) / len(values)
+        return torch.stack(values).min() if self.online > 0 else sum(values) / len(values)
 
     def in_returns(self, value, g):
         return value if self.bins is not None else self.sigma(g) * self.normalized(value, g) + self.popart["mu"][g]
@@ -301,13 +289,6 @@ class Oracle:
                 y, vec = targets[b, t][g], policies[g]
                 outs = [self.q(self.params, c, g, s, stored) for c in C]
                 critic += [self.critic_loss(out, y, g) for out in outs]
-                if self.expectile is not None:
-                    of_targets = [self.q(self.target_params, c, g, s.detach(), stored)[0] for c in draws_taken]
-                    q, v = torch.stack(of_targets).min(), self.state_value(s)[g]
-                    u = self.normalized(q, g) - self.normalized(v, g)
-                    critic[-1] = critic[-1] + self.num_critics * (self.expectile if u > 0 else 1.0 - self.expectile) * u**2
-                    actor.append(-self.offline * self.weight((q - v).detach()) * self.log_prob(vec, a))
-                    continue
                 chosen = [self.sample(vec, e[b, t, g]) for e in draws_pi.noise]
                 values = [sum(self.value(self.q(held, c, g, s.detach(), x)) for x in chosen) / len(chosen) for c in C]
                 advantage = sum(self.value(outs[c]) - values[c] for c in C) / self.num_critics

@@ -7,7 +7,7 @@ import math
 import gymnasium as gym
 import pytest
 from messages import naming
-from test_agent import AGENTS, build, make_batch
+from test_agent import AGENTS, build
 
 from amago import config
 from amago.agent import ActorCriticOptions, Agent, MultiTaskAgent, MultiTaskOptions
@@ -15,7 +15,7 @@ from amago.nets.actor_critic import NCritics, NCriticsTwoHot
 from amago.nets.policy_dists import GMM
 
 SEVERAL = gym.spaces.Tuple((gym.spaces.Discrete(3), gym.spaces.MultiBinary(2), gym.spaces.Box(-1, 1, (2,))))
-OFFLINE = {"expectile": 0.8, "online_coeff": 0.0, "offline_coeff": 1.0}
+OFFLINE = {"online_coeff": 0.0, "offline_coeff": 1.0}
 MULTI = {"agent_type": MultiTaskAgent}
 REFUSED = [
     ({"tau": 0.0}, ("tau=0.0", "(0, 1]")),
@@ -27,9 +27,9 @@ REFUSED = [
     ({"rollout_gamma_idx": 7}, ("rollout_gamma_idx=7", "0.1", "0.999")),
     ({"gamma": 1.1}, ("gamma=1.1",)),
     ({"pass_obs_keys_to_actor": ["legal"]}, (["legal"], ["mask", "observation"])),
-    ({"targets": "q_lambda"}, ("targets='q_lambda'", "'retrace'")),
+    ({"targets": "q_lambda"}, ("targets='q_lambda'", "'tree_backup'")),
     ({"targets": "tree_backup", "n_step": 3}, ("n_step=3", "targets='tree_backup'")),
-    ({"targets": "tree_backup", "kind": "continuous"}, ("targets='tree_backup'", "Box", "'retrace'")),
+    ({"targets": "tree_backup", "kind": "continuous"}, ("targets='tree_backup'", "Box", "'n_step'")),
     ({"trace_lambda": 1.5}, ("trace_lambda=1.5",)),
     ({"burn_in": -1}, ("burn_in=-1",)),
     ({"burn_in": 8}, ("burn_in=8", "max_seq_len=8")),
@@ -39,12 +39,7 @@ REFUSED = [
     ({"rescale_critics": True} | MULTI, ("rescale_critics=True", "critic_type", "NCriticsTwoHot")),
     ({"critic_type": NCriticsTwoHot}, ("critic_type=NCriticsTwoHot", "MultiTaskAgent")),
     ({"critic_type": NCritics} | MULTI, ("critic_type=NCritics", "NCriticsTwoHot")),
-    ({"expectile": 1.0}, ("expectile=1.0", "(0, 1)")),
-    ({"expectile": 0.8}, ("expectile=0.8", "online_coeff=1.0", "offline_coeff")),
-    ({"fake_filter": True} | OFFLINE, ("expectile=0.8", "fake_filter")),
-    ({"targets": "tree_backup"} | OFFLINE, ("expectile=0.8", "targets='tree_backup'")),
     ({"entropy_target": 0.5} | OFFLINE, ("entropy_target=0.5", "online_coeff=0")),
-    (MULTI | OFFLINE, ("expectile=0.8", "MultiTaskAgent", "Agent")),
     ({"entropy_target": 1.0}, ("entropy_target=1.0", "share")),
     ({"entropy_target": 1.5, "kind": "multibinary"}, ("entropy_target=1.5", "share")),
     ({"entropy_target": 0.7, "kind": "continuous"}, ("entropy_target=0.7", "0.693")),
@@ -70,8 +65,6 @@ def test_what_does_not_fit_the_actions_or_the_data_is_refused():
         with pytest.raises(ValueError, match=naming(*(f"{k}={v!r}" for k, v in options.items()), *words)):
             build(SEVERAL, **options)
     assert build(SEVERAL, entropy_coeff=0.5).temperature is not None
-    with pytest.raises(ValueError, match=naming("targets='retrace'", "extra_fields", "'behaviour_log_prob'", "[]")):
-        build("discrete", targets="retrace")(make_batch("discrete"))
 
 
 @pytest.mark.parametrize("agent_type", AGENTS.values(), ids=AGENTS)

@@ -56,9 +56,8 @@ def test_small_returns_change_nothing():
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("options", [{}, {"expectile": 0.7, "online_coeff": 0.0}])
-def test_an_average_of_weights_keeps_its_values_when_the_scale_grows(options):
-    agent, g = agent_for(CHOICES, rescale_critics=True, **options), torch.Generator().manual_seed(0)
+def test_an_average_of_weights_keeps_its_values_when_the_scale_grows():
+    agent, g = agent_for(CHOICES, rescale_critics=True), torch.Generator().manual_seed(0)
     average = WeightAverage(agent, 0.9)
     for n in range(1, 5):
         train(agent, lambda: two_sides(g, 0.0), 1, lr=6e-4).train()

@@ -1,26 +1,12 @@
 """Targets over whole sequences, and burn-in, as a user of the agents meets them; `test_oracles` has their numbers."""
 
-import gymnasium as gym
 import pytest
 import torch
-from test_agent import AGENTS, SPACES, build, make_batch
+from test_agent import AGENTS, build, make_batch
 
-from amago import ExtraField, config
-from amago.loading import RLData, collate
+from amago import config
 from amago.nets.actor_critic import NCritics
 from amago.nets.traj_encoders import GRUTrajEncoder, TformerTrajEncoder
-
-METHODS = ("retrace", "tree_backup")
-EVERY = {
-    **SPACES,
-    "several": gym.spaces.Tuple((gym.spaces.Discrete(3), gym.spaces.MultiBinary(2), gym.spaces.Box(-1, 1, (2,)))),
-}
-
-
-def batch_of(kind, seed=0, behaviour=-1.0):
-    batch = make_batch(kind, seed=seed)
-    batch.extras["behaviour_log_prob"] = torch.full(batch.rews.shape[:2], behaviour)
-    return batch
 
 
 def targets_of(agent, batch, seed=0):
@@ -36,48 +22,21 @@ def targets_of(agent, batch, seed=0):
     return seen[0]
 
 
-@pytest.mark.parametrize("targets", METHODS)
-def test_targets_do_not_depend_on_padding_nor_on_what_follows_the_end(targets):
+def test_targets_do_not_depend_on_padding_nor_on_what_follows_the_end():
     torch.manual_seed(0)
-    agent = build("discrete", targets=targets)
-    batch = batch_of("discrete")
+    agent = build("discrete", targets="tree_backup")
+    batch = make_batch("discrete")
     batch.dones[:] = False
     batch.dones[0, 2] = True
     first = targets_of(agent, batch)
-    other = batch_of("discrete", seed=1)
+    other = make_batch("discrete", seed=1)
     for mine, its in ((batch.rews, other.rews), (batch.actions, other.actions)):
         mine[0, 3:] = its[0, 3:]  # after termination
         mine[~batch.transition_mask[..., 0]] = its[~batch.transition_mask[..., 0]]
-    batch.extras["behaviour_log_prob"][~batch.transition_mask[..., 0]] = 7.0
     second = targets_of(agent, batch)
     torch.testing.assert_close(second[0, :3], first[0, :3])
     torch.testing.assert_close(second[1:][batch.transition_mask[1:, :, 0]], first[1:][batch.transition_mask[1:, :, 0]])
     assert not torch.allclose(second[0, 3], first[0, 3])
-
-
-DECLARED = [ExtraField("behaviour_log_prob", rows="T", source="behaviour", dtype=d) for d in ("float16", "float32", "float64")]
-
-
-@pytest.mark.parametrize("field", DECLARED, ids=lambda x: x.dtype)
-@pytest.mark.parametrize(
-    ("kind", "like"), [("discrete", "tree_backup"), ("multibinary", "tree_backup"), ("continuous", "n_step")]
-)
-def test_demonstrations_without_probabilities_count_as_certain(kind, like, field):
-    """Choices and bits then had probability 1, as tree backup assumes; numbers that the policy does not repeat exactly end the trace."""
-    rows = make_batch(kind)
-    episodes = [
-        RLData(
-            obs={k: v[i] for k, v in rows.obs.items()}, rews=rows.rews[i], dones=rows.dones[i], actions=rows.actions[i],
-            time_idxs=rows.time_idxs[i], rl2s=rows.rl2s[i],
-        )
-        for i in range(len(rows.rews))
-    ]  # fmt: skip
-    batch, found = collate(episodes, [field]), []
-    for targets in ("retrace", like):
-        torch.manual_seed(0)
-        agent = build(kind, targets=targets, use_multigamma=False)
-        found.append(targets_of(agent, batch))
-    torch.testing.assert_close(*found)
 
 
 def test_masked_actions_and_critics_of_ones_own():
@@ -87,8 +46,8 @@ def test_masked_actions_and_critics_of_ones_own():
 
     config.bind({"ActionMask.key": "mask"})
     torch.manual_seed(0)
-    agent = build("discrete", targets="retrace", critic_type=Own)
-    batch = batch_of("discrete")
+    agent = build("discrete", targets="tree_backup", critic_type=Own)
+    batch = make_batch("discrete")
     legal = torch.rand(batch.obs["mask"].shape) < 0.6
     legal[:, :-1] |= batch.actions.bool()
     legal[..., 0] |= ~legal.any(dim=-1)

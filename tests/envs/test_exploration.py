@@ -5,8 +5,7 @@ import json
 import gymnasium as gym
 import numpy as np
 import pytest
-import tiny
-from counting_env import ACTIONS, CountingEnv, make_counting, make_vector
+from counting_env import CountingEnv, make_counting, make_vector
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from messages import check_refused, naming
@@ -14,23 +13,8 @@ from messages import check_refused, naming
 import amago
 from amago import config
 from amago.envs import AMAGOEnv, BilevelEpsilonGreedy, EpsilonGreedy, ExplorationWrapper, SequenceWrapper
-from amago.run.settings import SettingsError
 
 unit = st.floats(0.0, 1.0)
-POLICY = {"discrete": [0.5, 0.3, 0.1, 0.06, 0.04], "multibinary": [0.9, 0.5, 0.2, 0.05]}
-
-
-class Endless(gym.Env):
-    observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
-
-    def __init__(self, kind):
-        self.action_space = ACTIONS[kind]
-
-    def reset(self, *, seed=None, options=None):
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        return np.zeros(1, np.float32), 0.0, False, False, {}
 
 
 def make(cls=EpsilonGreedy, env=None, kind="discrete", **bound):
@@ -197,146 +181,11 @@ def test_the_recorded_action_is_the_one_taken():
         ExplorationWrapper(make_counting(0)()).add_exploration_noise(np.array([[1]]), np.zeros(1))
 
 
-@pytest.mark.parametrize("repeat", [1.0, 4.0, (2.0, 9.0)])
-@pytest.mark.parametrize("kind", ["discrete", "multibinary"])
-@pytest.mark.parametrize("eps", [0.0, 0.3, 0.9])
-def test_predicted_probabilities_are_those_of_what_is_done(kind, repeat, eps):
-    n = 4000
-    env = make(env=AMAGOEnv(Endless(kind)), eps_start=eps, eps_end=eps, repeat=repeat, randomize_eps=False)
-    p, rng = np.array([POLICY[kind]]), np.random.default_rng(1)
-    log_prob = env.record_behaviour(np.concatenate((np.zeros((1, 1)), p), axis=1))
-    rows = []
-    for _ in range(n):
-        drawn = [[rng.choice(len(p[0]), p=p[0])]] if kind == "discrete" else (rng.random(p.shape) < p).astype(np.int8)
-        rows.append([env.action_probabilities(p, env.local_step)[0]])
-        step = env.step(np.array(drawn))[0]
-        rows[-1] += [step.prev_action[0], log_prob[0]]
-    predicted, taken, logged = (np.array(x, np.float64) for x in zip(*rows))
-    if kind == "discrete":
-        np.testing.assert_allclose(predicted.sum(axis=1), 1.0)
-        chosen = (predicted * taken).sum(axis=1)
-    else:
-        chosen = np.where(taken > 0, predicted, 1.0 - predicted).prod(axis=1)
-    np.testing.assert_allclose(logged, np.log(chosen), atol=1e-6)
-    before = np.concatenate((np.zeros_like(taken[:1]), taken[:-1]))
-    surprise = np.where(before == taken, 0.0, 1.0)
-    for weight in (np.ones_like(taken), before, np.concatenate((np.zeros_like(surprise[:1]), surprise[:-1]))):
-        error = ((taken - predicted) * weight).mean(axis=0)
-        assert (np.abs(error) < 5 / np.sqrt(n)).all(), "right on average, and given what was done in the step before"
-    if repeat == 1.0:
-        by_hand = (1 - eps) * p + (eps / 5 if kind == "discrete" else eps * (1 - p))
-        np.testing.assert_allclose(predicted, np.tile(by_hand, (n, 1)))
-    elif eps == 0.3:
-        assert len(np.unique(predicted.round(6), axis=0)) > 1, "a choice that is being held is likely to be taken again"
-
-
-class Masked(gym.Env):
-    """Ten steps with four actions, of which two are legal, drawn in each step; the reward is 1 for the lower one."""
-
-    observation_space = gym.spaces.Dict({"mask": gym.spaces.MultiBinary(4), "x": gym.spaces.Box(-1, 1, (2,))})
-    action_space = gym.spaces.Discrete(4)
-
-    def _obs(self):
-        self.legal = np.sort(self.np_random.choice(4, 2, replace=False))
-        return {"mask": np.isin(np.arange(4), self.legal).astype(np.int8), "x": np.zeros(2, np.float32)}
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t = 0
-        return self._obs(), {}
-
-    def step(self, action):
-        assert action in self.legal
-        self.t += 1
-        return self._obs(), float(action == self.legal[0]), self.t == 10, False, {}
-
-
-class Several(tiny.Bits):
-    """Choices and bits in one action."""
-
-    action_space = gym.spaces.Tuple((gym.spaces.Discrete(3), gym.spaces.MultiBinary(2), gym.spaces.Discrete(2)))
-
-    def step(self, action):
-        return super().step(np.array([action[0] > 0, *action[1]]))
-
-
-def both():
-    return AMAGOEnv(Several(), env_name="Several")
-
-
-def recorded(root, make_env, extra_fields=("behaviour_log_prob", "log_prob"), **fields):
-    e = tiny.learned(root, make_env, extra_fields=list(extra_fields), train_timesteps_per_epoch=60, **fields)
-    batch = e.dataset.sample_batch(np.random.default_rng(0), 8)
-    return {k: x[batch.transition_mask[..., 0]].numpy() for k, x in batch.extras.items()}
-
-
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_the_mixture_of_policy_and_noise_is_recorded(tmp_path, mode):
-    config.bind({"EpsilonGreedy.eps_start": 0.4, "EpsilonGreedy.eps_end": 0.4, "EpsilonGreedy.randomize_eps": False})
-    found = recorded(tmp_path, tiny.cartpole, env_mode=mode, env_workers=1)
-    mu, chosen = np.exp(found["behaviour_log_prob"]), np.exp(found["log_prob"])
-    same = np.isclose(mu, 0.6 * chosen + 0.2, atol=1e-5)
-    other = np.isclose(mu, 0.6 * (1.0 - chosen) + 0.2, atol=1e-5)  # noise replaced the policy's choice by the other action
-    assert (same | other).all()
-    assert 0.05 < (~same).mean() < 0.4
-
-
-def test_without_exploration_it_is_the_policys_own(tmp_path):
-    for make_env in (tiny.cartpole, tiny.pendulum, tiny.bits, both):
-        found = recorded(tmp_path / make_env.__name__, make_env, exploration_wrapper_type=None)
-        np.testing.assert_allclose(found["behaviour_log_prob"], found["log_prob"], atol=1e-6)
-    options = {"exploration_wrapper_type": None, "sample_actions_train": False}
-    assert (recorded(tmp_path / "a", tiny.cartpole, **options)["behaviour_log_prob"] == 0).all()
-    density = recorded(tmp_path / "b", tiny.pendulum, **options)["behaviour_log_prob"]
-    assert (density > 1e8).all(), "a density without bound: nothing is as likely under another policy"
-
-
-class Unknown(EpsilonGreedy):
-    """Other noise, without its probabilities."""
-
-    def add_exploration_noise(self, action, local_step):
-        return action * 0
-
-
-class Alone(ExplorationWrapper):
-    def add_exploration_noise(self, action, local_step):
-        return action
-
-
-class Known(Unknown):
-    def action_probabilities(self, probabilities, local_step):
-        return np.eye(probabilities.shape[1])[[0] * len(probabilities)]
-
-
-def test_noise_of_unknown_probabilities_is_refused(tmp_path):
-    refused = [(kind.__name__, tiny.cartpole, kind, "action_probabilities") for kind in (Unknown, Alone)]
-    for name, make_env, kind, remedy in [
-        *refused, ("EpsilonGreedy", tiny.pendulum, EpsilonGreedy, "exploration_wrapper_type=None")
-    ]:  # fmt: skip
-        with pytest.raises(ValueError, match=naming("behaviour_log_prob", name, remedy)):
-            recorded(tmp_path / name, make_env, exploration_wrapper_type=kind)
-    found = recorded(tmp_path, tiny.cartpole, exploration_wrapper_type=Known)
-    assert (found["behaviour_log_prob"] == 0).all()
-
-
-def test_the_field_has_one_source_and_one_shape():
-    field, check = amago.ExtraField, amago.loading.dataset.check_extra_fields
+def test_a_field_known_by_name_is_not_misspelt():
     check_refused(
         ValueError,
-        (naming("behaviour_log_prob", "source", "policy"), lambda: field("behaviour_log_prob", rows="T", source="policy")),
-        (naming("mine", "source", "behaviour"), lambda: field("mine", rows="T", source="behaviour")),
         (
-            naming("behaviour_log_prob", "shape", (2,)),
-            lambda: field("behaviour_log_prob", rows="T", shape=(2,), source="behaviour"),
+            naming("extra_fields[0]", "'log_probs'", "'log_prob'"),
+            lambda: amago.loading.dataset.check_extra_fields(["log_probs"]),
         ),
-        (naming("extra_fields[0]", "'log_probs'", "'log_prob'"), lambda: check(["log_probs"])),
     )
-
-
-def test_retrace_trains_and_asks_for_its_field(tmp_path):
-    config.bind({"Agent.targets": "retrace"})
-    check_refused(SettingsError, (naming("Agent", "extra_fields", "behaviour_log_prob"), lambda: tiny.started(tmp_path / "a")))
-    e = tiny.learned(tmp_path / "b", extra_fields=["behaviour_log_prob"])
-    assert e.learner.grad_steps == 2
-    values = {name: v for row in tiny.rows(e.run_dir, "train") for name, v in row["values"].items()}
-    assert 0.0 < values["Trace Coefficient (main gamma)"] < 0.95

@@ -20,6 +20,27 @@ GONE = {
     "amago.agent.AgentLoss": "`losses` returns a dict of losses by name",
     "critics_td_per_step": "no gain was measured",
     "advantage_learning": "no gain was measured",
+    "expectile": "no gain was measured on either record",
+    "amago.nets.actor_critic.StateValues": "the same",
+    "amago.ops.expectile_loss": "the same",
+    **dict.fromkeys(
+        (
+            f"amago.{n}.action_probabilities"
+            for n in (
+                "ExplorationWrapper",
+                "envs.BilevelEpsilonGreedy",
+                "envs.EpsilonGreedy",
+                "envs.ExplorationWrapper",
+                "envs.exploration.ExplorationWrapper",
+                "envs.builtin.tmaze_exploration.TMazeExploration",
+            )
+        ),
+        '"tree_backup"; Retrace was no sooner than the default on any task',
+    ),
+    **dict.fromkeys((f"amago.data.extras.{n}" for n in ("BEHAVIOUR_LOG_PROB", "POINT_MASS")), "the same"),
+    **dict.fromkeys(
+        (f"amago.envs.noise.{n}" for n in ("legal_probabilities", "log_prob_of", "with_random_actions")), "the same"
+    ),
     "refused_data_timeout": "a minute",
     "half_life": '`sampling="length"` or "priority"; or override `sample_random_trajectory`',
     "l2_weights_only": "override `Experiment.init_optimizer`",

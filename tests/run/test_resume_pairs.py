@@ -21,12 +21,9 @@ KEEPERS = {
     "warmup": ({}, {"lr_cooldown": 0.5, "actor_learning_rate": 1e-2}, {}),
     "exploration": ({"BilevelEpsilonGreedy.rollout_horizon": 20}, {"exploration_wrapper_type": BilevelEpsilonGreedy}, {}),
     "priorities": ({}, {}, {"sampling": "priority"}),
-    "expectile": ({"Agent.expectile": 0.8, "Agent.online_coeff": 0.0, "Agent.offline_coeff": 1.0}, {}, {}),
     "input norm": ({"FFTstepEncoder.normalize_inputs": False}, {}, {}),
 }
-TOGETHER = [
-    tuple(name for name in KEEPERS if name != other) for other in ("temperature", "expectile")
-]  # these contradict each other
+TOGETHER = [tuple(KEEPERS)]
 
 
 class Slope(gym.Env):

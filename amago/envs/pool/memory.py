@@ -45,9 +45,7 @@ def layout_of(
         ("actions", (n, spec.stored_dim), spec.stored_dtype), ("unsaved", (workers,), np.int64),
         ("no_space", (workers,), np.bool_), ("any_ended", (workers,), np.bool_), ("idle", (n,), np.bool_),
     ]  # fmt: skip
-    for x in extra_fields:
-        if x.source != "info":  # exploration needs the probability of every action
-            arrays.append((_EXTRAS + x.name, (n, 1 + spec.dim) if x.source == "behaviour" else (n, *x.shape), x.dtype))
+    arrays += [(_EXTRAS + x.name, (n, *x.shape), x.dtype) for x in extra_fields if x.source != "info"]
     return [(name, shape, np.dtype(dtype).str) for name, shape, dtype in arrays]
 
 
@@ -71,9 +69,7 @@ class Buffers:
         time_idxs: (N, 1) int64.
         resets: (N,) bool.
         actions: (N, S), in stored form.
-        extras: {name: (N, ...)}, extra fields that the policy computes with the actions. `BEHAVIOUR_LOG_PROB` is (N, 1 + A):
-            the policy's log-probability of its action, then the probability of each choice and bit
-            (`amago.agent.BaseAgent.act_with_extras`).
+        extras: {name: (N, ...)}, extra fields that the policy computes with the actions (`amago.agent.BaseAgent.act_with_extras`).
         unsaved: (W,) int64, finished trajectories of each worker that are in no file yet.
         no_space: (W,) bool, whether the disk was full when each worker last tried to write.
         idle: (N,) bool, the actors that skip their steps.

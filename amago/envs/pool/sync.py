@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 import numpy as np
 
-from amago.data.extras import BEHAVIOUR_LOG_PROB
 from amago.data.trajectory import StoredTrajs, split_rl2
 from amago.envs.amago_env import AMAGOEnv, innermost
 from amago.envs.exploration import ExplorationWrapper
@@ -93,8 +92,6 @@ class Actor:
         self._action = buffers.actions[rows] if self.base.vectorized else buffers.actions[rows][0]
         self._any_ended = buffers.any_ended[self._worker : self._worker + 1]
         extras = {name: array[rows] for name, array in buffers.extras.items()}
-        if (given := extras.get(BEHAVIOUR_LOG_PROB)) is not None:
-            extras[BEHAVIOUR_LOG_PROB] = given[:, 0] if self.exploration is None else self.exploration.record_behaviour(given)
         self.recorder.attach_extras(extras)
 
     def next_seed(self) -> int | None:
