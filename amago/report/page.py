@@ -17,6 +17,7 @@ from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from amago.report.curves import AXES, EACH, STATISTICS
@@ -146,7 +147,7 @@ class WatchServer(ThreadingHTTPServer):
                 self.due = time.monotonic() + 9 * (time.monotonic() - now)
             return self._page
 
-    def handle_error(self, request: object, client_address: object) -> None:
+    def handle_error(self, request: Any, client_address: Any) -> None:
         """Print errors, except the closed connection of a visitor who leaves in the middle of an answer."""
         if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
