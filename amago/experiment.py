@@ -36,7 +36,7 @@ from amago.run.metric_names import UPDATES_PER_SECOND
 from amago.run.metrics import RunLog, extra_loggers, mean_of_rows
 from amago.run.optimizer import adamw, param_groups
 from amago.run.rundir import RunDir
-from amago.run.settings import EnvMakers, ExperimentSettings, check_required_extras, warn_if_nothing_to_do
+from amago.run.settings import EnvMakers, ExperimentSettings, warn_if_nothing_to_do
 from amago.run.state import Position, save
 
 __getattr__ = attributes(__name__)
@@ -156,7 +156,6 @@ class Experiment(ExperimentSettings):
         spaces = self.actors.spaces
         self.data.check_spaces(spaces.observation, spaces.action)
         self.learner.build(spaces, self.init_optimizer if self.builds_optimizer or self.resume != "never" else None)
-        check_required_extras(self.policy, self.extra_fields)
 
     def init_optimizer(self, policy: BaseAgent) -> torch.optim.Optimizer:
         """Create the optimizer. Override to use another one than AdamW; ``amago.run.learner.param_groups(policy, self)`` in place of

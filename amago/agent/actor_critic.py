@@ -185,7 +185,8 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
         self, state: Tensor, obs: dict[str, Tensor], sample: bool, names: Sequence[str], gamma_idx: int | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         g = self.rollout_gamma_idx if gamma_idx is None else gamma_idx
-        check_gamma_idx("gamma_idx", g, self.gammas)
+        if gamma_idx is not None:
+            check_gamma_idx("gamma_idx", gamma_idx, self.gammas)
         straight = {k: obs[k].unsqueeze(1) for k in self.pass_obs_keys_to_actor}
         pi = action_distribution(self.actor(state.unsqueeze(1), straight_from_obs=straight), self.actor.policy_dist)
         actions = pi.sample_action(sample)

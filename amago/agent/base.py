@@ -324,8 +324,6 @@ class BaseAgent(nn.Module):
 
     policy_extras: tuple[str, ...] = ()
     """Names of the extra fields (``source="policy"`` of `amago.ExtraField`) computed by `act_with_extras`."""
-    required_extras: tuple[str, ...] = ()
-    """Names of the extra fields that batches must have."""
 
     def act_with_extras(
         self, state: Tensor, obs: dict[str, Tensor], sample: bool, names: Sequence[str], gamma_idx: int | None = None
@@ -361,13 +359,13 @@ class BaseAgent(nn.Module):
             (N, 1, S), and choices and bits are uint8, as far as their number fits.
         """
         if rl2s.ndim == 2:
-            state, hidden_state = self._next_state(obs, rl2s, time_idxs, hidden_state)
-            return self.act(state, obs, sample, gamma_idx), hidden_state
+            steps = {key: value.unsqueeze(1) for key, value in obs.items()}
+            states, hidden_state = self.get_state_embedding(steps, rl2s.unsqueeze(1), time_idxs.unsqueeze(1), hidden_state)
+            return self.act(states[:, 0], obs, sample, gamma_idx), hidden_state
         if rl2s.shape[1] != 1:
             raise ValueError(f"get_actions takes one timestep, rl2s (N, 1 + A) or (N, 1, 1 + A), got {tuple(rl2s.shape)}")
-        first = {key: value[:, 0] for key, value in obs.items()}
-        state, hidden_state = self._next_state(first, rl2s[:, 0], time_idxs[:, 0], hidden_state)
-        actions = self.act(state, first, sample, gamma_idx)
+        states, hidden_state = self.get_state_embedding(obs, rl2s, time_idxs, hidden_state)
+        actions = self.act(states[:, 0], {key: value[:, 0] for key, value in obs.items()}, sample, gamma_idx)
         small = self.multibinary or (self.discrete and self.action_dim <= 256)
         return (actions.to(torch.uint8) if small else actions).unsqueeze(1), hidden_state
 
@@ -382,8 +380,9 @@ class BaseAgent(nn.Module):
         sample: bool = True,
     ) -> tuple[Tensor, dict[str, Tensor], Any]:
         """`get_actions` with the extra fields of these names (`act_with_extras`), before the new memory."""
-        state, hidden_state = self._next_state(obs, rl2s, time_idxs, hidden_state)
-        actions, extras = self.act_with_extras(state, obs, sample, names)
+        steps = {key: value.unsqueeze(1) for key, value in obs.items()}
+        states, hidden_state = self.get_state_embedding(steps, rl2s.unsqueeze(1), time_idxs.unsqueeze(1), hidden_state)
+        actions, extras = self.act_with_extras(states[:, 0], obs, sample, names)
         return actions, extras, hidden_state
 
     def get_state_embedding(
@@ -393,9 +392,3 @@ class BaseAgent(nn.Module):
         (N, L, 1): of L timesteps from the start, or of one with memory."""
         emb = self.tstep_encoder(obs=obs, rl2s=rl2s)
         return self.traj_encoder(seq=emb, time_idxs=time_idxs, hidden_state=hidden_state)  # type: ignore[no-any-return]
-
-    def _next_state(self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: object) -> tuple[Tensor, Any]:
-        """The sequence model's output (N, E) for one step, and the new memory."""
-        steps = {k: v.unsqueeze(1) for k, v in obs.items()}
-        states, hidden_state = self.get_state_embedding(steps, rl2s.unsqueeze(1), time_idxs.unsqueeze(1), hidden_state)
-        return states[:, 0], hidden_state

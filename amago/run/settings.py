@@ -455,17 +455,6 @@ def _contradictions(s: ExperimentSettings) -> Iterator[str]:
             yield f"init_from is {os.fspath(s.init_from)!r}, which overwrite=True deletes: choose another run_name"
 
 
-def check_required_extras(agent: BaseAgent, extra_fields: Sequence[ExtraField | str]) -> None:
-    """Raise SettingsError unless all extra fields that the agent's losses need are declared."""
-    declared = {x.name for x in check_extra_fields(extra_fields)}
-    missing = [name for name in agent.required_extras if name not in declared]
-    if missing:
-        raise SettingsError(
-            f"agent_type {type(agent).__name__}, as it is configured, learns from {missing}, but extra_fields declares {sorted(declared)}: "
-            f"add {', '.join(map(repr, missing))} to extra_fields (the data recorded before has the field's default)"
-        )
-
-
 def warn_if_nothing_to_do(s: ExperimentSettings) -> None:
     """Warn at the start of a loop of empty epochs."""
     if s.epochs and not s.collects and not s.learns and not s.evaluates:
