@@ -51,7 +51,7 @@ def amago_warning(msg: str, category: type[Warning] = AmagoWarning) -> None:
     warnings.warn(msg, category, stacklevel=2)
 
 
-def call_async_env(env: Any, method_name: str, *args: Any) -> list[Any]:
+def call_async_env(env: Any, method_name: str, *args: object) -> list[Any]:
     """Call a method of every environment of a vectorised one with ``args``, or read an attribute; returns one entry for each.
 
     ``env`` has the methods ``call_async`` and ``call_wait`` of `gymnasium.vector.AsyncVectorEnv`.

@@ -25,7 +25,7 @@ from amago.compat.training import LossStatistics
 from amago.config import bound
 from amago.data.batch import Batch
 from amago.nets.actor_critic import LEAST_SIGMA, Actor, PopArtLayer, ResidualActor
-from amago.nets.heads import DetachedCritics, EnsembleCritics
+from amago.nets.heads import BaseActorHead, DetachedCritics, EnsembleCritics
 from amago.nets.policy_dists import ActionDistribution, Multibinary, action_distribution
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
@@ -313,7 +313,7 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
 
     # ---- policies and values of actions -------------------------------------------------------------------------------
 
-    def _policy(self, actor: Any, state: Tensor, batch: Batch, steps: slice, log: Log = None) -> ActionDistribution:
+    def _policy(self, actor: BaseActorHead, state: Tensor, batch: Batch, steps: slice, log: Log = None) -> ActionDistribution:
         """The policy (B, L, G) of an actor in the states (B, L, D) of these timesteps of a batch."""
         straight = {k: batch.obs[k][:, steps] for k in self.pass_obs_keys_to_actor}
         counted = {"mask": batch.transition_mask} if log is not None and self._actor_counts else {}

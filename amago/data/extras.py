@@ -68,7 +68,7 @@ class ExtraField:
             ),
         ):
             if not right:
-                raise ValueError(f"ExtraField {self.name!r}: {argument} is {getattr(self, argument)!r}, but must be {wanted}")
+                raise ValueError(f"ExtraField {self.name!r}: {argument} is {vars(self)[argument]!r}, but must be {wanted}")
         object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "dtype", dtype.name)
         if self.default is None:

@@ -122,8 +122,8 @@ class RunActors:
                     self._spaces = _spaces_of_first(self.settings.make_val_env)
         if self._given is None:
             return self._spaces
-        obs: Any = self._given["obs"]
-        rl2: Any = self._given["rl2"]
+        obs, rl2 = self._given["obs"], self._given["rl2"]
+        assert isinstance(obs, gym.spaces.Dict) and isinstance(rl2, gym.spaces.Box)  # noqa: PT018
         raw = self._spaces.raw_observation if obs == self._spaces.observation else obs
         return Spaces(obs, self._spaces.action, rl2, raw)
 

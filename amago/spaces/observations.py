@@ -236,8 +236,7 @@ def _box_leaf(name: str, space: gym.spaces.Box, ndim: int, lead: bool) -> tuple[
 
     with np.errstate(over="ignore"):  # float64 bounds beyond float32 become infinite
         low, high = space.low.astype(dtype).reshape(shape), space.high.astype(dtype).reshape(shape)
-    kind: Any = dtype.type
-    return gym.spaces.Box(low, high, shape=shape, dtype=kind), convert
+    return gym.spaces.Box(low, high, shape=shape, dtype=dtype.type), convert  # type: ignore[arg-type]
 
 
 def _whole_numbers(name: str, space: Any, ndim: int) -> Conversion:
