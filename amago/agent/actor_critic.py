@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from amago import ops
-from amago.agent.base import BaseAgent, action_vectors
+from amago.agent.base import BaseAgent, action_vectors, evaluating
 from amago.agent.methods.entropy import exact_entropy, sample_with_entropy, soft_rewards, temperature_for
 from amago.agent.methods.traces import check_targets, log_prob_of_stored, trace_targets
 from amago.agent.options import ActorCriticOptions, binary_filter, check_gamma_idx, exp_filter, gammas_for
@@ -284,16 +284,12 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
     def get_values(self, batch: Batch) -> AgentValues:
         """Values and filter weights of the actions of a batch, computed as `losses` does in evaluation mode. The agent's mode
         and running statistics are left as they are."""
-        was_training = self.training
-        self.eval()
-        try:
+        with evaluating(self):
             state = self.encode(batch)[:, :-1]
             pi = self._policy(self.actor, state, batch, slice(None, -1))
             stored = self._like_policy(pi, action_vectors(self.action_spec, batch.actions))
             chosen, _ = self._policy_actions(pi, self.num_actions_for_value_in_actor_loss)
             out, q_data, q_pi = self._evaluate(state, stored, chosen)
-        finally:
-            self.train(was_training)
         advantage = (q_data - q_pi).mean(dim=2)
         q, v = (self.values.returns(x) / self.reward_multiplier for x in (self.values.value(out), q_pi))
         return AgentValues(

@@ -43,6 +43,17 @@ def action_vectors(spec: ActionSpec, actions: Tensor) -> Tensor:
     return actions if spec.kind in ("discrete", "multibinary") else actions.clamp(-1.0, 1.0)
 
 
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Put a module into evaluation mode within the block."""
+    was_training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(was_training)
+
+
 class BaseAgent(nn.Module):
     """Timestep encoder and sequence model, on which a subclass trains its own networks.
 
@@ -271,7 +282,7 @@ class BaseAgent(nn.Module):
     def encode_end(self, batch: Batch, timesteps: int) -> Tensor:
         """The state s_L (B, 1, E), in evaluation mode, if each sequence began ``timesteps`` - 1 steps before its end."""
         parts = [(part, part.training) for part in (self.tstep_encoder, self.traj_encoder)]
-        try:
+        try:  # without a context, at which a compiler stops
             for part, _ in parts:
                 part.eval()
             return BaseAgent.encode(self, batch, steps=slice(-timesteps, None))[:, -1:]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from amago.agent import BaseAgent
 from amago.data.batch import Batch
@@ -46,13 +46,13 @@ class StepwiseActor:
 
     @property
     def training(self) -> bool:
-        return bool(getattr(self.policy, "training", False))
+        return isinstance(self.policy, nn.Module) and self.policy.training
 
     def eval(self) -> None:
         self.policy.eval()
 
     def train(self, mode: bool) -> None:
-        if hasattr(self.policy, "train"):
+        if isinstance(self.policy, nn.Module):
             self.policy.train(mode)
 
     def init_hidden_state(self, batch_size: int, device: torch.device | str) -> Any:
@@ -108,7 +108,6 @@ class ForeignLoader:
     def __init__(self, batches: Iterable[Batch], device: torch.device | str):
         self.given, self.device = batches, torch.device(device)
         self.next_batch = self.seed = 0
-        self.dataset = getattr(batches, "dataset", None)
 
     def count(self, left: int, planned: int) -> int:
         """Number of batches left in an epoch of ``planned`` batches, of which ``left`` remain."""

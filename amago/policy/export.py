@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from amago.agent import ActorCriticAgent, BaseAgent
+from amago.agent.base import evaluating
 from amago.data.batch import rl2_tensor
 from amago.nets.actor_critic import BaseActorHead
 from amago.nets.distributions import ProductOutput
@@ -314,12 +315,11 @@ def _quiet() -> Iterator[None]:
 @torch.no_grad()
 def _compare(step: StepModel, agent: BaseAgent, steps: int = 4) -> None:
     """Run the step and the agent side by side; ValueError if their actions differ, as they do for a class that overrides ``act``."""
-    device, was_training = next(agent.parameters()).device, agent.training
+    device = next(agent.parameters()).device
     space = copy.deepcopy(agent.obs_space)
     space.seed(0)
     theirs, (_, reward, done, mine) = agent.init_hidden_state(2, device), step.example(2)
-    agent.eval()
-    try:
+    with evaluating(agent):
         for t in range(steps):
             rows = [space.sample(), space.sample()]
             obs = {k: torch.from_numpy(np.stack([row[k] for row in rows])) for k in sorted(space.spaces)}
@@ -337,5 +337,3 @@ def _compare(step: StepModel, agent: BaseAgent, steps: int = 4) -> None:
                     "that of its actor, chooses actions in a way that cannot be exported"
                 )
             reward, done = reward + 0.5, torch.zeros_like(done)
-    finally:
-        agent.train(was_training)

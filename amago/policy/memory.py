@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from amago.agent import BaseAgent
+from amago.agent.base import evaluating
 from amago.describe import text_table
 from amago.envs import AMAGOEnv
 from amago.nets.traj_encoders import TformerTrajEncoder
-from amago.policy.playing import FULL, THIS_ATTEMPT, EpisodeResult, Steps, View, evaluating, play
+from amago.policy.playing import FULL, THIS_ATTEMPT, EpisodeResult, Steps, View, play
 from amago.run.plots import COLORS, MARKERS
 from amago.run.results import Estimate, by_attempt
 

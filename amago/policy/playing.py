@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from amago.agent import BaseAgent
+from amago.agent.base import evaluating
 from amago.envs import AMAGOEnv
 from amago.envs.statistics import AMAGO_ENV_LOG_PREFIX
 from amago.run.process import SharedProcess
@@ -153,17 +153,6 @@ def play(
                 policy = _TruncatedContextPolicy(agent, len(wave), view, sample, torch.device(device))
             results += _wave(policy, process, envs[: len(wave)], wave, max_steps, keep_first and not results, on_step)
     return results
-
-
-@contextmanager
-def evaluating(agent: BaseAgent) -> Iterator[None]:
-    """Put an agent into evaluation mode within the block."""
-    was_training = agent.training
-    agent.eval()
-    try:
-        yield
-    finally:
-        agent.train(was_training)
 
 
 def _wave(

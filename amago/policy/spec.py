@@ -242,9 +242,8 @@ def _resolve(name: str, modules: Sequence[str]) -> Any:
         importlib.import_module(module)
     found: object = sys.modules[module]
     for part in path.split("."):
-        if not hasattr(found, part):
+        if (found := getattr(found, part, None)) is None:
             raise ValueError(f"the policy uses {name}, but {module} has no {path} in this process")
-        found = getattr(found, part)
     return found
 
 
