@@ -108,7 +108,6 @@ class Building:
             e.init_checkpoints()
             if e.DEVICE.type == "cpu" and e.train_batches_per_epoch:
                 self._keeps_memory = keep_freed_memory(True)
-            self.open_log()
             self.started = True
             self.resume()
             steps = f"{e.grad_update_counter} gradient steps, {e.env_steps} environment steps"
@@ -138,7 +137,8 @@ class Building:
             e.init_logger()
 
     def resume(self) -> None:
-        """Load the training state that ``resume`` has chosen, once."""
+        """Open the log, and load the training state that ``resume`` has chosen, once."""
+        self.open_log()
         resumed, self.e.rundir.to_resume = self.e.rundir.to_resume, None
         if resumed is not None:
             self.e.load_checkpoint_from_path(str(resumed))
@@ -180,7 +180,7 @@ class Building:
         return True
 
     def leave(self, stop: Stopped) -> None:
-        """Save after a signal; and call the callbacks and close, unless the process goes on."""
+        """Save after a signal; and call the callbacks, close, and raise it again, unless the process goes on."""
         e, before = self.e, self.e.rundir.saved
         e.position.has_collected = False  # the next call collects the rest of the epoch
         try:
@@ -195,6 +195,7 @@ class Building:
             how = "; continue with resume='auto'" if e.rundir.saved > before else ""
             e.print(f"stopped by a signal in epoch {e.epoch}; {saved}{how} (exit code {stop.code})")
             e.moments.call("on_exception", e, stop)
+            raise stop
         finally:
             if not stop.is_interrupt:
                 e.close()

@@ -110,10 +110,11 @@ def warn_if_nothing_saved(s: ExperimentSettings, dataset: RLDataset, epoch: int,
     )
 
 
-def check_trained(s: ExperimentSettings, dataset: RLDataset, skipped: int, restarts: int) -> None:
-    """Refuse to end, as if all were well, a run without updates that was to train, unless the dataset never has any data: a
-    `NothingTrainedError` names the reason, from the updates that were skipped and the environments that were replaced."""
-    if not s.learns or not dataset.can_become_ready:
+def check_trained(s: ExperimentSettings, dataset: RLDataset, has_trained: bool, skipped: int, restarts: int) -> None:
+    """Refuse to end, as if all were well, a run without updates that was to train, unless the dataset never has any data, or a training phase
+    of the user's own skipped none: a `NothingTrainedError` names the reason, from the updates that were skipped and the environments that
+    were replaced."""
+    if not s.learns or not dataset.can_become_ready or (has_trained and not skipped):
         return
     if skipped:
         why = f"all {skipped} updates were skipped, because the loss or its gradient was not finite: look for huge observations or rewards"
