@@ -52,9 +52,9 @@ def within(interval: str, ok: Callable[[float], bool]) -> Rule:
     return Rule(f"a number in {interval}", lambda v: isinstance(v, _REAL) and not isinstance(v, bool) and ok(v))
 
 
-def one_of(*known: object, note: str = "") -> Rule:
-    """One of some texts, or None if that is one of them; ``note`` is added to the message."""
-    return Rule(f"one of {', '.join(map(repr, known))}{note}", lambda v: (v is None or isinstance(v, str)) and v in known)
+def one_of(*known: object) -> Rule:
+    """One of some texts, or None if that is one of them."""
+    return Rule(f"one of {', '.join(map(repr, known))}", lambda v: (v is None or isinstance(v, str)) and v in known)
 
 
 def text(what: str, pattern: str = r"(?s).*") -> Rule:

@@ -367,7 +367,7 @@ CASES = [
     Case(FIELDS, "an unknown file format", SettingsError,
          CANNOT + "save_trajs_as must be one of 'segments', 'npz', 'npz-compressed', got 'hdf5'", starting(save_trajs_as="hdf5")),
     Case(FIELDS, "pickled trajectories", SettingsError,
-         CANNOT + "save_trajs_as must be one of 'segments', 'npz', 'npz-compressed', got 'traj'; pickled .traj files are never written", starting(save_trajs_as="traj")),
+         CANNOT + "save_trajs_as must be one of 'segments', 'npz', 'npz-compressed', got 'traj'", starting(save_trajs_as="traj")),
     Case(FIELDS, "an unknown padding", SettingsError,
          CANNOT + "padded_sampling must be one of 'none', 'both', 'left', 'right', got 'middle'", starting(padded_sampling="middle")),
     Case(FIELDS, "an unknown precision", SettingsError,

@@ -92,7 +92,6 @@ _RESUME = Rule(
 _WEIGHTS = Rule("the path of a run, of a training state or of a file of weights", path.ok)
 _OPTIONAL_TEXT = optional(text("a text"))
 _LOG_TO = Rule(f"a list of names of {', '.join(LOG_TO)}", lambda v: isinstance(v, list | tuple) and all(x in LOG_TO for x in v))
-_SAVE_AS = one_of(*SAVE_FORMATS, note="; pickled .traj files are never written")
 _COMPILE = Rule("'auto', True or False", lambda v: isinstance(v, bool) or (isinstance(v, str) and v == "auto"))
 _RATE = number(above=0, finite=True)
 _TSTEP_ENCODER = subclass_of(TstepEncoder, TSTEP_ENCODERS)
@@ -245,7 +244,7 @@ class ExperimentSettings:
     traj_save_len: float = setting(1e10, check=number(1), resume=_ROLLOUTS)
     has_dset_edit_rights: bool = setting(True, check=switch)
     stagger_traj_file_lengths: bool = setting(True, check=switch)
-    save_trajs_as: str = setting("segments", check=_SAVE_AS, resume=_ROLLOUTS)
+    save_trajs_as: str = setting("segments", check=one_of(*SAVE_FORMATS), resume=_ROLLOUTS)
     padded_sampling: str = setting("none", check=one_of(*PADDED_SAMPLING))
     dloader_workers: int = setting(6, check=whole(0), resume=IGNORE)
 
