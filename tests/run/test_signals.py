@@ -88,7 +88,7 @@ def test_further_signals_change_nothing_until_it_is_saved(tmp_path):
 
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(SystemExit) as stop:
-        tiny.learned(tmp_path, experiment_type=Impatient, **(SHORT | {"ckpt_interval": 10}))
+        tiny.learned(tmp_path, experiment_type=Impatient, **SHORT)
     assert stop.value.code == 143
     assert signal.getsignal(signal.SIGINT) is before
     e = tiny.started(tmp_path, resume="auto", **SHORT)
