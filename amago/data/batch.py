@@ -319,7 +319,7 @@ def subsequence(
     return max(start, 0), min(start + max_len, length)
 
 
-def _starts(lengths: Any, max_len: int, padded_sampling: str) -> tuple[int, Any]:
+def _starts(lengths: int | NDArray[np.int64], max_len: int, padded_sampling: str) -> tuple[int, NDArray[np.int64]]:
     """The first and the last start of a window of each trajectory."""
     low = 1 - max_len if padded_sampling in ("both", "left") else 0
     return low, np.maximum(lengths - 2 if padded_sampling in ("both", "right") else lengths - max_len, low)

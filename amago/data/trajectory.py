@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from amago.spaces import ActionSpec
 
@@ -73,8 +73,8 @@ def columns(data: object) -> dict[str, Any]:
     return {name: fields[name] for name in SEQUENCE_ROWS}
 
 
-def rows_in(rows: str, n: Any, total: Any) -> Any:
-    """Rows of a field in n trajectories of ``total`` transitions together (integers or arrays of them)."""
+def rows_in(rows: str, n: int, total: int) -> int:
+    """Rows of a field in n trajectories of ``total`` transitions together."""
     return n if rows == "1" else total + n if rows == "T+1" else total
 
 
@@ -88,7 +88,7 @@ MAGIC_PAD_VAL = 4.0
 """The value of steps after the end of a sequence in a batch, in every field but extra fields; see `pad_value`."""
 
 
-def pad_value(dtype: np.dtype[Any], low: Any = None, high: object = None) -> Any:
+def pad_value(dtype: np.dtype[Any], low: ArrayLike | None = None, high: ArrayLike | None = None) -> Any:
     """The value of padding in a field: 4.0, the integer 4, or True.
 
     Args:

@@ -20,30 +20,10 @@ from amago.loading.offline.parquet import ParquetDataset
 from amago.relabeling import GoalSequenceRelabeler, LastRewardShaping, NoveltyRelabeler
 
 __all__ = [
-    "MAGIC_PAD_VAL",
-    "ArrayDataset",
-    "Batch",
-    "D4RLDataset",
-    "DatasetSettings",
-    "DiskTrajDataset",
-    "DoNothingDataset",
-    "GoalSequenceRelabeler",
-    "HistoryDataset",
-    "LastRewardShaping",
-    "MinariDataset",
-    "MixtureOfDatasets",
-    "NoveltyRelabeler",
-    "OfflineDataset",
-    "OriginalDataset",
-    "ParquetDataset",
-    "RLData",
-    "RLData_pad_collate",
-    "RLDataset",
-    "SequenceLoader",
-    "check_dataset",
-    "collate",
-    "get_path_to_trajs",
-    "load_traj_from_disk",
-]
+    "MAGIC_PAD_VAL", "ArrayDataset", "Batch", "D4RLDataset", "DatasetSettings", "DiskTrajDataset", "DoNothingDataset",
+    "GoalSequenceRelabeler", "HistoryDataset", "LastRewardShaping", "MinariDataset", "MixtureOfDatasets",
+    "NoveltyRelabeler", "OfflineDataset", "OriginalDataset", "ParquetDataset", "RLData", "RLData_pad_collate",
+    "RLDataset", "SequenceLoader", "check_dataset", "collate", "get_path_to_trajs", "load_traj_from_disk",
+]  # fmt: skip
 
 __getattr__ = attributes(__name__)

@@ -15,7 +15,7 @@ from torch.distributions import Categorical
 from amago import config
 from amago.compat.names import attributes
 from amago.nets import ranks
-from amago.nets.ensemble import EnsembleMLP, evaluate_state_action
+from amago.nets.ensemble import EnsembleMLP
 from amago.nets.ff import MLP, Normalization
 from amago.nets.heads import BaseActorHead, BaseCriticHead, EnsembleCritics, Straight, outputs_of
 from amago.nets.policy_dists import Discrete, PolicyOutput, TanhGaussian
@@ -169,11 +169,10 @@ class NCritics(EnsembleCritics):
         return self.scaled(self.net(state, subset)[0].unflatten(-1, (self.num_gammas, self.action_dim)))
 
     def outputs(self, state: Tensor, action: Tensor, subset: Tensor | None = None) -> Tensor:
+        if not self.discrete:
+            return super().outputs(state, action, subset)
         self._check_shapes(state, action)
-        if self.discrete:
-            return (at_least_float32(self.all_values(state, subset)) * action.unsqueeze(3)).sum(dim=-1, keepdim=True)
-        out = evaluate_state_action(self.net, state, self.gamma_features, action, self.net.weights(subset))
-        return self.scaled(at_least_float32(out))
+        return (at_least_float32(self.all_values(state, subset)) * action.unsqueeze(3)).sum(dim=-1, keepdim=True)
 
     def critic_network_forward(self, state: Tensor, action: Tensor, log_dict: Log = None) -> Tensor:
         """(B, L, D), (K, B, L, G, A) -> values (K, B, L, C, G, 1); see `BaseCriticHead.forward`."""
@@ -264,10 +263,6 @@ class NCriticsTwoHot(EnsembleCritics):
     def raw_vals_to_labels(self, raw_td_target: Tensor) -> Tensor:
         """The distributions over bins (..., O) that represent returns (..., 1)."""
         return self.bins.labels(raw_td_target)
-
-    def outputs(self, state: Tensor, action: Tensor, subset: Tensor | None = None) -> Tensor:
-        self._check_shapes(state, action)
-        return at_least_float32(evaluate_state_action(self.net, state, self.gamma_features, action, self.net.weights(subset)))
 
     def critic_network_forward(self, state: Tensor, action: Tensor, log_dict: Log = None) -> Categorical:
         """(B, L, D), (K, B, L, G, A) -> distributions over bins (K, B, L, C, G); see `BaseCriticHead.forward`."""

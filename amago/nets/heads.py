@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution
 
-from amago.nets.ensemble import EnsembleMLP, evaluate_action, state_part
+from amago.nets.ensemble import EnsembleMLP, evaluate_action, evaluate_state_action, state_part
 from amago.nets.policy_dists import Discrete, PolicyOutput, TanhGaussian, distribution_of
 from amago.nets.twohot import ReturnDistribution
 from amago.nets.utils import Log, at_least_float32, check_positive, has_argument
@@ -259,7 +259,9 @@ class EnsembleCritics(BaseCriticHead):
 
     def outputs(self, state: Tensor, action: Tensor, subset: Tensor | None = None) -> Tensor:
         """Values or logits, (K, B, L, C, G, O), of the critics with the indices ``subset``; arguments as for `forward`."""
-        raise NotImplementedError
+        self._check_shapes(state, action)
+        out = evaluate_state_action(self.net, state, self.gamma_features, action, self.net.weights(subset))
+        return self.scaled(at_least_float32(out))
 
     def evaluate(
         self, state: Tensor, stored: Tensor, chosen: Tensor, value: Callable[[Tensor], Tensor]

@@ -7,14 +7,6 @@ from amago.store.store import RefreshReport, StoreView, TrajectoryStore
 from amago.store.writer import TrajectoryWriter
 
 __all__ = [
-    "BadFileError",
-    "DamagedError",
-    "EvictedError",
-    "PickleRefusedError",
-    "RefreshReport",
-    "StoreError",
-    "StoreFullError",
-    "StoreView",
-    "TrajectoryStore",
-    "TrajectoryWriter",
-]
+    "BadFileError", "DamagedError", "EvictedError", "PickleRefusedError", "RefreshReport", "StoreError", "StoreFullError",
+    "StoreView", "TrajectoryStore", "TrajectoryWriter",
+]  # fmt: skip

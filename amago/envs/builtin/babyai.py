@@ -256,7 +256,7 @@ def _nothing() -> None:
 
 
 def _make(level: str) -> Any:
-    made: Any = gym.make(_ids()[level], disable_env_checker=True).unwrapped
+    made: MiniGridEnv = gym.make(_ids()[level], disable_env_checker=True).unwrapped
     made.gen_obs = _nothing  # MiniGrid's observation would be computed in vain: this module computes its own
     return made
 
@@ -346,7 +346,7 @@ class MultitaskMetaBabyAI(gym.Env[Observation, np.int64]):
         self.action_space = gym.spaces.Discrete(7)
         self.level, self.seed, self.mission = self.levels[0], 0, ""
         self._tokens = np.zeros(self.mission_length, dtype=np.uint8)
-        self._env: Any = None
+        self._env: MiniGridEnv = None  # until the first reset
         self._attempts = Attempts(self.k_episodes, self.episode_length, mean=("Success", "Success Rate"))
 
     def _choose_view(self) -> tuple[Callable[[], NDArray[np.uint8]], gym.spaces.Box]:
