@@ -33,22 +33,6 @@ def gamma_feature(gammas: Tensor) -> Tensor:
     return symlog(1.0 / (1.0 - gammas).clamp(1e-6, 1.0))
 
 
-def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """Mean of ``x`` where ``mask`` (broadcast against it) is True; 0 where nothing is.
-
-    Non-finite values outside the mask do not affect the result.
-    """
-    mask = mask.expand_as(x)
-    total = torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device)).sum()
-    return total / mask.sum().clamp(min=1)
-
-
-def masked_std(x: Tensor, mask: Tensor) -> Tensor:
-    """Population standard deviation of ``x`` where ``mask`` is True."""
-    mean = masked_mean(x, mask)
-    return masked_mean((x - mean) ** 2, mask).sqrt()
-
-
 def n_step_return(rews: Tensor, dones: Tensor, next_values: Tensor, gammas: Tensor, mask: Tensor, n: int = 1) -> Tensor:
     """n-step TD targets.
 
@@ -118,21 +102,6 @@ def trace_return(
             factor = torch.cat((factor[:, :-span] * factor[:, span:], factor[:, -span:]), dim=1)
         span *= 2
     return target
-
-
-def binary_filter(adv: Tensor, threshold: float = 0.0) -> Tensor:
-    """1 where the advantage is above ``threshold``, else 0 (Wang et al. 2020, arXiv 2006.15134)."""
-    return (adv > threshold).to(adv.dtype)
-
-
-def exp_filter(
-    adv: Tensor, beta: float = 1.0, clip_weights_low: float | None = None, clip_weights_high: float | None = None
-) -> Tensor:
-    """exp(beta x advantage), kept in [clip_weights_low, clip_weights_high] (Peng et al. 2019, arXiv 1910.00177)."""
-    weights = torch.exp(beta * adv)
-    if clip_weights_low is not None or clip_weights_high is not None:
-        weights = weights.clamp(clip_weights_low, clip_weights_high)
-    return weights
 
 
 @torch.no_grad()

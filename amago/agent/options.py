@@ -10,7 +10,6 @@ import gin
 import torch
 from torch import Tensor, nn
 
-from amago import ops
 from amago.agent.methods.traces import TARGETS
 from amago.fields import Check, declare, faults, number, one_of, optional, whole, within
 from amago.nets.actor_critic import Actor, NCritics, NCriticsTwoHot
@@ -45,7 +44,7 @@ def gammas_for(kind: str, gamma: float, use_multigamma: bool) -> Tensor:
 @gin.configurable(module="amago.agent")
 def binary_filter(adv: Tensor, threshold: float = 0.0) -> Tensor:
     """Imitate only actions whose advantage is above ``threshold``."""
-    return ops.binary_filter(adv, threshold)
+    return (adv > threshold).to(adv.dtype)
 
 
 @gin.configurable(module="amago.agent")
@@ -64,7 +63,7 @@ def exp_filter(
     Without an upper bound one action outweighs a batch, and the weight overflows where beta x advantage exceeds 88.7. The
     default is from Kostrikov et al. 2021 (arXiv 2110.06169).
     """
-    return ops.exp_filter(clipped(adv, clip_adv_low, clip_adv_high), beta, clip_weights_low, clip_weights_high)
+    return clipped(torch.exp(beta * clipped(adv, clip_adv_low, clip_adv_high)), clip_weights_low, clip_weights_high)
 
 
 @gin.configurable(module="amago.agent")
@@ -88,7 +87,7 @@ def leaky_relu_filter(
         raise ValueError(f"leaky_relu_filter divides advantages by beta, which must be positive, got beta={beta}")
     linear = torch.nn.functional.leaky_relu((adv - tau) / beta, negative_slope=neg_slope)
     weights = clipped(target_f0 + neg_slope * tau / beta + linear, clip_weights_low, clip_weights_high)
-    return weights + ops.binary_filter(adv) if add_binary else weights
+    return weights + (adv > 0.0).to(adv.dtype) if add_binary else weights
 
 
 def clipped(x: Tensor, low: float | None, high: float | None) -> Tensor:

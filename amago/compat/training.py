@@ -20,12 +20,13 @@ from torch.distributions import Distribution
 
 from amago import config, ops
 from amago.describe import describe
+from amago.nets import ranks
 
 
 def masked_avg(tensor: Tensor, mask: Tensor | float = 1.0) -> Tensor:
     """sum(tensor x mask) / (sum(mask) + 1e-5), a scalar; 0 where the mask is empty.
 
-    `amago.ops.masked_mean` also ignores values outside of the mask that are not finite.
+    `amago.nets.ranks.masked_mean` also ignores values outside of the mask that are not finite.
     """
     weights = torch.as_tensor(mask, device=tensor.device).to(tensor.dtype).expand_as(tensor)
     return (tensor * weights).sum() / (weights.sum() + 1e-5)
@@ -148,7 +149,7 @@ class LossStatistics:
         out = {}
         for name, x in tensors.items():
             x, real = _matched(x, mask)
-            out[f"{name} (mean)"], out[f"{name} (std)"] = ops.masked_mean(x.float(), real), ops.masked_std(x.float(), real)
+            out[f"{name} (mean)"], out[f"{name} (std)"] = ranks.masked_mean(x.float(), real), ranks.masked_std(x.float(), real)
         return out
 
     @torch.no_grad()
@@ -159,15 +160,15 @@ class LossStatistics:
         except NotImplementedError:
             return {}
         entropy = entropy.unsqueeze(-1) if entropy.ndim == 3 else entropy  # of independent parts: (B, L, G, A)
-        return {"Policy Entropy": ops.masked_mean(*_matched(entropy, mask))}
+        return {"Policy Entropy": ranks.masked_mean(*_matched(entropy, mask))}
 
     @torch.no_grad()
     def _filter_stats(self, mask: Tensor, logp: Tensor, filter: Tensor) -> dict[str, Tensor]:
         """Weights (B, L, G, 1) of stored actions, and the log-probabilities of the actions; ``mask`` as of `_td_stats`."""
         return {
-            "Filter Weight": ops.masked_mean(*_matched(filter.float(), mask)),
-            "Pct. of Actions Approved by Filter": 100.0 * ops.masked_mean(*_matched((filter > 0).float(), mask)),
-            "Log-Probability of Actions": ops.masked_mean(*_matched(logp, mask)),
+            "Filter Weight": ranks.masked_mean(*_matched(filter.float(), mask)),
+            "Pct. of Actions Approved by Filter": 100.0 * ranks.masked_mean(*_matched((filter > 0).float(), mask)),
+            "Log-Probability of Actions": ranks.masked_mean(*_matched(logp, mask)),
         }
 
     @torch.no_grad()

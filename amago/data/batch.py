@@ -135,7 +135,7 @@ class Batch:
     time_idxs: Tensor
     mask: Tensor = None  # type: ignore[assignment]  # None is replaced
     extras: dict[str, Tensor] = field(default_factory=dict)
-    sources: list[Any] | None = None
+    sources: Any = None
 
     def __post_init__(self) -> None:
         if self.mask is None:

@@ -377,7 +377,7 @@ class AMAGOWrapper(gym.Wrapper[Any, Any, Any, Any]):
     rl2_space: gym.Space[Any]
     __getattr__ = forwarded
 
-    def __init__(self, env: gym.Env[Any, Any]):
+    def __init__(self, env: Any):
         self.amago_env = innermost(env, f"{type(self).__name__} needs an AMAGOEnv, but got")
         super().__init__(env)
         self.action_spec, self.rl2_space = self.amago_env.action_spec, self.amago_env.rl2_space

@@ -127,9 +127,9 @@ class ExplorationWrapper(gym.ActionWrapper[Any, Any, Any]):
     def step(self, action: object) -> Step:  # type: ignore[override]  # arrays: rows side by side
         if self._clips:
             action = self.amago_env.check_action(action)  # clipping would hide a number out of bounds
-        action = self.action(np.atleast_1d(action))
+        taken = self.action(np.atleast_1d(np.asarray(action)))
         self.global_step += 1
-        out: Any = self.env.step(action)
+        out: Any = self.env.step(taken)
         if self._mask_key is not None:
             self._mask = out[0].obs[self._mask_key]
         auto = self.amago_env.auto

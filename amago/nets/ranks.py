@@ -13,8 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from amago import ops
-
 _ranks = 1  # that share a batch; 1 outside of `joint_batch`
 
 
@@ -72,17 +70,21 @@ def weight(mask: Tensor) -> Tensor | int:
 
 @torch.no_grad()
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """`amago.ops.masked_mean` over the batches of all ranks; without gradient."""
-    if _ranks == 1:
-        return ops.masked_mean(x, mask)
+    """Mean of ``x`` where ``mask`` (broadcast against it) is True, over the batches of all ranks; 0 where nothing is. Without gradient.
+
+    Non-finite values outside the mask do not affect the result.
+    """
     mask = mask.expand_as(x)
-    kept, count = total(torch.where(mask, x, 0.0).sum(dtype=torch.float64), mask.sum())
-    return (kept / count.clamp(min=1)).to(x.dtype)
+    kept = torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device))
+    if _ranks == 1:
+        return kept.sum() / mask.sum().clamp(min=1)
+    added, count = total(kept.sum(dtype=torch.float64), mask.sum())
+    return (added / count.clamp(min=1)).to(x.dtype)
 
 
 @torch.no_grad()
 def masked_std(x: Tensor, mask: Tensor) -> Tensor:
-    """`amago.ops.masked_std` over the batches of all ranks; without gradient."""
+    """Population standard deviation of ``x`` where ``mask`` is True, over the batches of all ranks; without gradient."""
     return masked_mean((x - masked_mean(x, mask)) ** 2, mask).sqrt()
 
 
