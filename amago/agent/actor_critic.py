@@ -123,7 +123,7 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
         heads = {"state_dim": self.state_dim, "action_dim": self.action_dim, "discrete": self.discrete, "gammas": self.gammas}
         self.critics = self.critic_type(**heads, num_critics=self.num_critics)
         if self.rescale_critics:
-            if not isinstance(self.critics, EnsembleCritics) or hasattr(self.critics, "bins"):
+            if not isinstance(self.critics, EnsembleCritics) or not self.values_type.scalar:
                 raise ValueError(
                     f"rescale_critics=True needs scalar critics whose networks are an EnsembleMLP, such as NCritics; critic_type="
                     f"{type(self.critics).__name__} are not"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.scheduler import AcceleratedScheduler
 from safetensors.torch import load_file
 
 from amago.agent import BaseAgent
@@ -37,7 +38,7 @@ def load(path: Path, policy: BaseAgent, optimizer: object, schedule: object) -> 
     found = [path / name for name in _SCHEDULES if (path / name).is_file()]
     if not found:
         return 0
-    state = _into(getattr(schedule, "scheduler", schedule), found[0])
+    state = _into(schedule.scheduler if isinstance(schedule, AcceleratedScheduler) else schedule, found[0])
     return int(state.get("last_epoch", 0))
 
 

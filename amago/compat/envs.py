@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from amago.envs.inner_env import PolicyActions
 from amago.envs.pool import ActorPool
-from amago.envs.pool.base import Spaces
+from amago.envs.pool.base import PoolEnv, Spaces
 from amago.envs.pool.faults import RestartBudget
 from amago.envs.pool.memory import Buffers, layout_of
 from amago.envs.statistics import PhaseStatistics
@@ -31,8 +31,8 @@ def as_pool(envs: Any) -> ActorPool:
     """The pool of actors of ``envs``: itself, the pool of a `amago.envs.pool.PoolEnv`, or a pool around a vector environment."""
     if isinstance(envs, ActorPool):
         return envs
-    if isinstance(getattr(envs, "pool", None), ActorPool):
-        return envs.pool  # type: ignore[no-any-return]
+    if isinstance(envs, PoolEnv):
+        return envs.pool
     missing = [name for name in _METHODS if not callable(getattr(envs, name, None))]
     if missing:
         raise TypeError(

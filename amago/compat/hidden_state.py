@@ -100,7 +100,7 @@ class Cache:
     def data(self) -> Tensor:
         """(layers, B, max_seq_len, heads, head_dim), oldest token first, NaN where unused. Changes count from the next step on;
         read it again after that."""
-        return self._own if self._state is None else getattr(self._state.shown(), self._name)
+        return self._own if self._state is None else vars(self._state.shown())[self._name]
 
     @data.setter
     def data(self, new: Tensor) -> None:

@@ -355,7 +355,7 @@ def _read_pytorch(path: Path) -> tuple[Any, Any, str | None]:
     """(the loaded content, our metadata, the name of a damaged part)."""
     with open(path, "rb") as f:  # opened once: another process may replace the file at any time
         loaded = _load_tensors(f)
-        ours = getattr(loaded, "_metadata", {}).get(_METADATA)
+        ours = vars(loaded).get("_metadata", {}).get(_METADATA) if isinstance(loaded, OrderedDict) else None
         damaged = None if ours is None else zipfile.ZipFile(f).testzip()  # PyTorch does not verify the checksums
     return loaded, ours, damaged
 

@@ -189,7 +189,7 @@ def settings_of(experiment: ExperimentSettings, agent: nn.Module | None = None, 
         those that are bound for networks, agents or exploration that this run does not use}.
     """
     parts = {type(m) for m in agent.modules()} if agent is not None else set()
-    parts |= {getattr(experiment, k) for k in ("tstep_encoder_type", "traj_encoder_type", "agent_type") if agent is None}
+    parts |= {vars(experiment)[k] for k in ("tstep_encoder_type", "traj_encoder_type", "agent_type") if agent is None}
     used = parameters_in_force([*sorted(parts, key=name_of), experiment.exploration_wrapper_type, config.fast_paths], calls)
     bound = _resolved_bindings()
     unused = [k for k in bound if (name := k.rpartition("/")[2]) not in used and name.startswith(_FOUND_IN_AGENTS)]
@@ -204,7 +204,7 @@ def settings_of(experiment: ExperimentSettings, agent: nn.Module | None = None, 
 
 def fields_of(experiment: ExperimentSettings) -> dict[str, Any]:
     """All fields of an experiment by name, as JSON types."""
-    return {f.name: describe(getattr(experiment, f.name)) for f in dataclasses.fields(experiment)}
+    return {f.name: describe(vars(experiment)[f.name]) for f in dataclasses.fields(experiment)}
 
 
 _FOUND_IN_AGENTS = ("amago.agent.", "amago.nets.", "amago.envs.exploration.")
