@@ -33,7 +33,7 @@ from amago.run.evaluate import merge_returns, merge_specials, merge_values, summ
 from amago.run.group import Ranks, Signals, Stopped
 from amago.run.learner import Learner
 from amago.run.metric_names import UPDATES_PER_SECOND
-from amago.run.metrics import RunLog, extra_loggers, mean_of_rows
+from amago.run.metrics import RunLog, extra_loggers
 from amago.run.optimizer import adamw, param_groups
 from amago.run.rundir import RunDir
 from amago.run.settings import EnvMakers, ExperimentSettings, warn_if_nothing_to_do
@@ -369,7 +369,7 @@ class Experiment(ExperimentSettings):
             self.moments.call("on_train_epoch_end", self, means)
 
     def _log_training(self, phase: Phase) -> None:
-        if means := mean_of_rows(self.group.gather([self.run_log.take_means()])):
+        if means := self.group.mean(self.run_log.take_means()):
             self.run_log.speeds = {UPDATES_PER_SECOND: phase.lap() / self.batches_per_update}
             self.log(means, "train-update")
 

@@ -281,7 +281,7 @@ class RunActors:
             if save_on_done and rollout.pool.resets.any():
                 rollout.pool.flush()
 
-        stop = (lambda: ended or e.signals.pending()) if phase.stoppable else None
+        stop = (lambda: ended or e.signals.requested is not None) if phase.stoppable else None
         with e.console.phase(phase.title, timesteps * rollout.pool.num_actors, "step") as progress, e.acting_weights():
             taken, stats = rollout.run_phase(agent, timesteps, sample, episodes, after_step, stop, phase.evaluation)
         phase.taken += taken

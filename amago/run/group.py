@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from datetime import timedelta
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
@@ -108,6 +109,12 @@ class Ranks:
         """True if ``value`` is true in all ranks."""
         return not self.any(not value)
 
+    def mean(self, numbers: Mapping[str, float]) -> dict[str, float]:
+        """The mean of each number over the ranks that have it."""
+        rows = [numbers] if self.count == 1 else self.gather([numbers])
+        found = {name: [row[name] for row in rows if name in row] for row in rows for name in row}
+        return {name: sum(values) / len(values) for name, values in found.items()}
+
     def copy_from_first(self, tensors: list[Tensor]) -> None:
         """Set tensors to their values in rank 0."""
         for tensor in tensors if self.count > 1 else ():
@@ -155,10 +162,6 @@ class Signals:
     def meet(self, number: int = 0) -> int:
         """Wait until all ranks are here, handling signals meanwhile; all must call this together. Returns the largest ``number``."""
         return self._ranks.largest(number)
-
-    def pending(self) -> bool:
-        """True if this rank knows of a signal: its part of a phase ends early, then `decide` follows."""
-        return self.requested is not None
 
     def wait(self, seconds: float) -> None:
         """Sleep until a signal arrives, for so many seconds at most."""

@@ -19,7 +19,6 @@ import psutil
 import torch
 
 from amago.run.callbacks import Callback, LogRow
-from amago.run.evaluate import merge_values
 from amago.run.metric_names import AVERAGE_RETURN, SECTIONS
 from amago.run.plots import read_metrics
 from amago.run.record import flat, run_id
@@ -262,12 +261,6 @@ def extra_loggers(s: ExperimentSettings, settings: dict[str, Any]) -> Iterator[L
     """The loggers of the setting ``log_to``, with tables of ``settings`` (`amago.run.record.settings_of`)."""
     asked = {*s.log_to, *(["tensorboard"] if s.log_to_tensorboard else ()), *(["wandb"] if s.log_to_wandb else ())}
     return (make(s, flat(settings)) for name, make in LOGGERS.items() if name in asked)
-
-
-def mean_of_rows(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each number over the rows that have it."""
-    found = merge_values({name: [value] for name, value in row.items()} for row in rows)
-    return {name: sum(values) / len(values) for name, values in found.items()}
 
 
 class RunLog:

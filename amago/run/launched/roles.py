@@ -149,7 +149,11 @@ class Learner(Launched):
             return
 
         def goes_on() -> bool:
-            return signals.pending() or not self._main or not waits(experiment.grad_update_counter, experiment.env_steps)
+            return (
+                signals.requested is not None
+                or not self._main
+                or not waits(experiment.grad_update_counter, experiment.env_steps)
+            )
 
         # Ranks make this update together, and decide together afterwards: until the first goes on, they wait here, where signals to them
         # are handled, rather than for its gradients.
