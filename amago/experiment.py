@@ -87,7 +87,7 @@ class Experiment(ExperimentSettings):
     grad_update_counter, train_dloader = _of("learner", "grad_steps"), _of("batches", "given")
     logger, frames_by_env = _of("run_log", "logger"), _of("position", "frames_by_env")
     actors, rl2_space, hidden_state = _of("building", "actors"), _of("actors", "rl2_space"), _of("actors", "hidden_state")
-    train_envs, val_envs, launched = _envs("train"), _envs("val"), _of("building", "launched")
+    train_envs, val_envs, launched = _envs("train"), _envs("val"), property(lambda e: e.building.launch is not None)
     phase_statistics = _of("actors", "statistics")
     DEVICE, checkpoints, ckpt_dir = _of("accelerator", "device"), _of("rundir", "checkpoints"), _of("checkpoints", "directory")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +33,15 @@ class Building:
 
     def __init__(self, experiment: Any):
         self.e = experiment
-        self.started = self.closed = self._prepared = self._keeps_memory = False
+        self.started = self.closed = self._prepared = False
         self._actors: RunActors | None = None
-        self._precision: str | None = None  # of matrix products, before this run
         self._env_seed: tuple[int, ...] = ()
+        self._at_close = ExitStack()  # restores the settings of the process
 
     @functools.cached_property
     def launch(self) -> Learner | Collector | None:
-        """The part of this process in a launch, which changes the settings when it is first read: before anything is built."""
+        """The part of this process in a launch, whose processes share collection and evaluation; None if no launcher has started it. It changes
+        the settings when it is first read: before anything is built."""
         return join(self.e)
 
     def prepare(self) -> None:
@@ -58,7 +60,7 @@ class Building:
         e.plan_epochs(e.group.count)
         e.signals = Signals(e.group)
         if e.DEVICE.type == "cuda":
-            self._precision = self._precision or torch.get_float32_matmul_precision()
+            self._at_close.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
             torch.set_float32_matmul_precision(e.matmul_precision)
         self._seed()
         self._prepared = True
@@ -71,11 +73,6 @@ class Building:
             seed_process(key)
         # environments cannot be restored: after each resume they begin with new rollouts, from a new seed
         self._env_seed = key if resumed is None else (*key, *identity(resumed))
-
-    @property
-    def launched(self) -> bool:
-        """True if a launcher started this process, so that it shares collection and evaluation with other processes."""
-        return self.launch is not None
 
     @property
     def actors(self) -> RunActors:
@@ -106,8 +103,8 @@ class Building:
             if e.init_from is not None and resumed is None:
                 load_initial()
             e.init_checkpoints()
-            if e.DEVICE.type == "cpu" and e.train_batches_per_epoch:
-                self._keeps_memory = keep_freed_memory(True)
+            if e.DEVICE.type == "cpu" and e.train_batches_per_epoch and keep_freed_memory(True):
+                self._at_close.callback(keep_freed_memory, False)
             self.started = True
             self.resume()
             steps = f"{e.grad_update_counter} gradient steps, {e.env_steps} environment steps"
@@ -206,8 +203,5 @@ class Building:
             if part is not None:
                 part.close()
         self.e.rundir.release()
-        if self._precision is not None:
-            torch.set_float32_matmul_precision(self._precision)
-            self._precision = None
-        self._keeps_memory = self._keeps_memory and not keep_freed_memory(False)
+        self._at_close.close()
         self.started, self.closed = False, True
