@@ -25,7 +25,7 @@ from pathlib import Path
 
 from amago.launch.bus import OUT, Bus, own_directory
 from amago.run.launched.protocol import OUTBOX, SPOOL, STAGING
-from amago.store.files import TEMPORARY, is_stale, replace_file, sync
+from amago.store.files import TEMPORARY, is_stale, sync
 
 log = logging.getLogger(__name__)
 BUNDLE_BYTES, BUNDLE_SECONDS, LOCAL_SECONDS = 8 << 20, 5.0, 0.25
@@ -177,15 +177,18 @@ class Ingest:
                 refused.mkdir(exist_ok=True)
                 (refused / f"{writer}-{name}").write_bytes(content)
                 log.warning("%s/%s/%s is no readable bundle (%s); it is kept in %s", OUT, writer, name, err, refused)
-        _sync_all(batch)
         after = self._next | {writer: int(name[:9]) + 1 for writer, name in part}
-        value = json.dumps({"next": after, "batch": self._batch + 1})
-        replace_file(self._mark, lambda tmp: tmp.write_text(value, encoding="utf-8"))
+        new = self._mark.with_name("arriving.json")
+        new.write_text(json.dumps({"next": after, "batch": self._batch + 1}), encoding="utf-8")
+        _sync_all(self.staging)
+        os.replace(new, self._mark)
+        sync(self.staging)
         self._next, self._batch = after, self._batch + 1
         self._settle()
 
     def _settle(self) -> None:
-        """Move the files of the batch that is noted to where they belong, and drop others, which are pulled again."""
+        """Move the files of the batch that is noted to where they belong, and drop others, which are pulled again. A rename that is not
+        durable leaves its file in the batch."""
         for batch in self.staging.glob("batch-*"):
             if batch.name == f"batch-{self._batch}":
                 for path in sorted(batch.iterdir()):
@@ -194,7 +197,6 @@ class Ingest:
                         os.rename(whole, self.reports / path.name)
                     else:
                         os.rename(path, self.directory / path.name)
-                sync(self.directory)
             shutil.rmtree(batch)
 
 
