@@ -43,9 +43,7 @@ class Leader:
         self.version, self.pause = 0, False
         self._orders: dict[str, Any] = {}
         self._orders_at = 0.0
-        self._seen: dict[
-            str, tuple[int, float, bool]
-        ] = {}  # the last count of each machine, since when, and whether it is gone
+        self._seen: dict[str, tuple[int, float, bool]] = {}  # of each: its last count, since when, whether it is gone
 
     def check_lease(self) -> None:
         """Raise a `ValueError` where the bus cannot be read, or another launch leads it."""
@@ -128,9 +126,7 @@ class Launcher:
         self._threads: list[Every] = []
         self._version = self._updates = 0
         self._line_at, self._tty = 0.0, sys.stderr.isatty()
-        self._marks: deque[tuple[float, int, int]] = deque(
-            maxlen=40 if self._tty else 2
-        )  # time, updates and steps at each line
+        self._marks: deque[tuple[float, int, int]] = deque(maxlen=40 if self._tty else 2)  # time, updates, steps
         self._bar = tqdm(bar_format="{desc}", dynamic_ncols=True, disable=quiet or not self._tty)
 
     def run(self) -> int:
