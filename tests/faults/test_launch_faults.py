@@ -193,7 +193,8 @@ def test_a_collector_whose_disk_is_full_waits_and_loses_nothing(tmp_path, way):
         options = {"before": small_disk(directory, "8m"), "env_mode": "async"}
         if not options["before"]:
             pytest.skip("this machine does not let a test mount a small file system")
-    run, done = Launch(tmp_path, collectors=1, epochs=FOREVER, train_batches_per_epoch=2, **options), 0
+    unlimited = "--updates-per-step", ":"  # a pause that is the last order before the disk was full would stay
+    run, done = Launch(tmp_path, *unlimited, collectors=1, epochs=FOREVER, train_batches_per_epoch=2, **options), 0
     try:
         run.until(lambda: run.rows("rollout"))
         disk, pid = (SmallDisk if way == "tmpfs" else Pretended)(run), run.children["collector-0"]
