@@ -58,16 +58,3 @@ def test_only_targets_that_rest_on_the_last_state_change(name, kind):
     assert (found[0][0, -2:] != found[1][0, -2:]).all()
     for row, length in ((1, LENGTH - 2), (2, 1)):  # shorter ones
         assert found[0][row, :length].equal(found[1][row, :length])
-
-
-def test_the_last_value_is_that_of_the_shorter_memory():
-    config.bind({"FFTstepEncoder.normalize_inputs": False})
-    torch.manual_seed(0)
-    agent, batch = build("discrete", GRUTrajEncoder, bootstrap_context=3, num_critics=1, popart=False), full()
-    found = targets_of(agent, batch)[0, -1].double()
-    with torch.no_grad():
-        state = agent.encode_end(batch, 3)[:1]
-        probs = agent.target_actor(state).probs.double()
-        value = (agent.target_critics.all_values(state)[:, :, 0].double() * probs).sum(-1)[0, 0]
-    expected = agent.reward_multiplier * batch.rews[0, -1].double() + agent.gammas.double() * value
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)

@@ -91,24 +91,6 @@ def test_the_entropy_comes_to_its_target_for_every_discount(kind):
     assert (agent.temperature.value > 0.01).all()
 
 
-def test_what_a_state_is_worth_includes_the_entropy_to_come():
-    """Rewards are 0 and the policy is uniform: a value is alpha log(A) for each later step."""
-    agent = build("discrete", entropy_coeff=2.0, num_critics=2, popart=False)
-    with torch.no_grad():
-        for p in (*agent.target_actor.parameters(), *agent.target_critics.parameters()):
-            p.zero_()
-    batch = make_batch("discrete")
-    batch.rews[:] = 0.0
-    batch.dones[:] = False
-    batch.dones[0, 3] = True
-    seen = []
-    agent.popart.update_stats = lambda target, mask: seen.append(target[:, :, 0, :, 0])
-    agent.train()(batch)
-    want = (agent.gammas * 2.0 * math.log(4.0)).expand(3, 6, 7) * ~batch.dones
-    real = batch.transition_mask[..., 0]
-    torch.testing.assert_close(seen[0][real], want[real])
-
-
 def test_only_real_steps_after_burn_in_move_the_temperature():
     def moved(batch, **options):
         torch.manual_seed(0)
@@ -139,17 +121,6 @@ def test_temperatures_stay_in_evaluation_and_where_nothing_can_be_chosen():
     batch.obs["mask"] = batch.obs["mask"] * torch.tensor([1.0, 0.0, 0.0, 0.0])
     agent.train()(batch)
     assert agent.temperature.log.equal(before)
-
-
-def test_metrics():
-    agent = build("discrete", entropy_target=0.5)
-    agent.train()(make_batch("discrete"), log_step=True)
-    info = agent.update_info
-    assert 0.099 < info["Temperature (main gamma)"] < 0.101
-    assert 0.0 < info["Entropy (main gamma)"] <= math.log(4.0)
-    agent = build("discrete")
-    agent(make_batch("discrete"), log_step=True)
-    assert not any("Temperature" in name for name in agent.update_info)
 
 
 def test_a_run_goes_on_with_its_temperatures_exactly(tmp_path):

@@ -18,19 +18,6 @@ def multitask(kind, **options):
     return build(kind, agent_type=MultiTaskAgent, **options)
 
 
-def test_targets_beyond_the_bins_are_counted():
-    agent, batch = multitask("continuous").eval(), make_batch("continuous")
-    name = "Pct. of TD Targets beyond the Bins (main gamma)"
-    agent(batch, log_step=True)
-    assert agent.update_info[name] == 0.0
-    batch.rews = torch.full_like(batch.rews, 1e6)
-    agent(batch, log_step=True)
-    assert agent.update_info[name] == 100.0
-    other = build("continuous")
-    other(batch, log_step=True)
-    assert name not in other.update_info
-
-
 def test_filters():
     adv = torch.tensor([-2.0, 0.0, 3.0])
     line = {"tau": 0.0, "target_f0": 0.0, "clip_weights_low": None, "clip_weights_high": None, "add_binary": False}

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from amago import ops
-from amago.envs import AMAGOEnv, SequenceWrapper, make_pool
+from amago.envs import AMAGOEnv, make_pool
 from amago.loading import DatasetSettings, DiskTrajDataset, RLData, collate
 
 AutoresetMode = gym.vector.AutoresetMode
@@ -167,29 +167,6 @@ def test_so_do_windows_drawn_from_the_store(tmp_path, padded_sampling):
     assert {len(s) for s in samples} >= ({1, 2, 3, 4} if padded_sampling in ("both", "left") else {2, 3, 4})
     for n in (1, 3):
         assert check(samples, n) == set(ENDINGS.values())
-
-
-def test_so_does_the_recorder_before_any_disk():
-    class Sink:
-        def __init__(self):
-            self.samples = []
-
-        def write(self, traj):
-            from amago.spaces import action_spec
-
-            frozen = traj.derive(action_spec(Rules.action_space))
-            frozen.obs = {k: v.copy() for k, v in frozen.obs.items()}  # the recorder's arrays are used again
-            frozen.rews, frozen.dones = frozen.rews.copy(), frozen.dones.copy()
-            self.samples.append(RLData.from_traj(frozen))
-
-    sink = Sink()
-    recorder = SequenceWrapper(AMAGOEnv(Rules(1), "rules"), writer=sink)
-    for _ in range(12):
-        recorder.reset()
-        while not any(flag.item() for flag in recorder.step(np.zeros((1, 1), np.int64))[2:4]):
-            pass
-    assert len(sink.samples) == 12
-    assert check(sink.samples, 3) == set(ENDINGS.values())
 
 
 def test_the_oracle_against_sums_by_hand():

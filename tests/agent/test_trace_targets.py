@@ -4,8 +4,6 @@ import pytest
 import torch
 from test_agent import AGENTS, build, make_batch
 
-from amago import config
-from amago.nets.actor_critic import NCritics
 from amago.nets.traj_encoders import GRUTrajEncoder, TformerTrajEncoder
 
 
@@ -37,23 +35,6 @@ def test_targets_do_not_depend_on_padding_nor_on_what_follows_the_end():
     torch.testing.assert_close(second[0, :3], first[0, :3])
     torch.testing.assert_close(second[1:][batch.transition_mask[1:, :, 0]], first[1:][batch.transition_mask[1:, :, 0]])
     assert not torch.allclose(second[0, 3], first[0, 3])
-
-
-def test_masked_actions_and_critics_of_ones_own():
-    class Own(NCritics):
-        def critic_network_forward(self, state, action, log_dict=None):
-            return super().critic_network_forward(state, action, log_dict)
-
-    config.bind({"ActionMask.key": "mask"})
-    torch.manual_seed(0)
-    agent = build("discrete", targets="tree_backup", critic_type=Own)
-    batch = make_batch("discrete")
-    legal = torch.rand(batch.obs["mask"].shape) < 0.6
-    legal[:, :-1] |= batch.actions.bool()
-    legal[..., 0] |= ~legal.any(dim=-1)
-    batch.obs["mask"] = legal.float()
-    agent(batch).backward()
-    assert torch.isfinite(agent.update_info["Critic Loss"])
 
 
 def losses_by_step(agent, batch):

@@ -152,17 +152,6 @@ def test_an_interrupted_run_continues_with_the_time_it_has_spent(tmp_path, task,
     assert after[-1]["updates"] >= kept[-1]["updates"] > 0
 
 
-def test_a_result_that_another_process_writes_is_left_alone(tmp_path, task):
-    path = runs.result_path(tmp_path, "c", task.name, 0)
-    with recorded.claimed(path):
-        with pytest.raises(RuntimeError, match=f"{path.name} is being written by .* --results"):
-            runs.train(task, Config("c"), 0, tmp_path, tmp_path / "work", budget=0.0)
-        assert not path.exists()
-        assert not (tmp_path / "work").exists()
-    runs.train(task, Config("c"), 0, tmp_path, tmp_path / "work", budget=0.0)
-    assert recorded.is_done(path)
-
-
 def _every_epoch(run):
     run.ckpt_interval = 1
     return run

@@ -4,7 +4,6 @@ import copy
 import math
 
 import gin
-import numpy as np
 import pytest
 import tiny
 import torch
@@ -92,19 +91,6 @@ def test_a_memory_is_cleared_by_hand_and_kept_in_copies():
         steps(net, seq[:, :1], times[:, :1], hidden)
 
 
-def test_a_token_written_from_outside_is_counted_by_update():
-    net, (seq, times) = former(), sequence()
-    a, b = net.init_hidden_state(3, "cpu"), net.init_hidden_state(3, "cpu")
-    steps(net, seq[:, :5], times[:, :5], a)
-    for t in range(5):
-        for kind in ("key_cache", "val_cache"):
-            getattr(b, kind).data[:, :, t] = getattr(a, kind).data[:, :, t]
-        if t < 4:
-            b.update()
-    b.update()
-    torch.testing.assert_close(steps(net, seq[:, 5:], times[:, 5:], b), steps(net, seq[:, 5:], times[:, 5:], a))
-
-
 @gin.configurable
 class TheirKernel(transformer.SelfAttention):
     """Attention over (B, L, 3, H, E), with caches that it writes itself."""
@@ -145,20 +131,6 @@ def test_a_kernel_of_theirs_trains_and_acts_like_ours():
     torch.testing.assert_close(steps(theirs, seq, times, theirs.init_hidden_state(3, "cpu")), whole)
     theirs.train()(seq, times)[0].sum().backward()
     assert theirs.tformer.layers[0].attention_layer.self_attention.scale.grad.abs() > 0
-
-
-@pytest.mark.parametrize("length", [4, 9])
-def test_a_kernel_of_theirs_acts_with_actors_at_different_times(length):
-    (seq, times), dones = sequence(L=12), np.array([False, True, False])
-    ours, theirs = former(attention_type=transformer.VanillaAttention), former(attention_type=TheirKernel)
-    theirs.load_state_dict(ours.state_dict(), strict=False)
-    outs = []
-    for net in (ours, theirs):
-        hidden = net.init_hidden_state(3, "cpu")
-        steps(net, seq[:, :length], times[:, :length], hidden)
-        hidden = net.reset_hidden_state(hidden, dones)
-        outs.append(steps(net, seq[:, length:], times[:, length:], hidden))
-    torch.testing.assert_close(*outs)
 
 
 @pytest.mark.parametrize(

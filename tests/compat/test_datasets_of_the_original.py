@@ -69,22 +69,6 @@ def test_slices_follow_torchs_seed():
         sequence(5).random_slice(3, "middle")
 
 
-def test_training_batches_have_the_same_padding(tmp_path):
-    e = tiny.started(tmp_path)
-    e.collect_new_training_data()
-    e.dataset.on_end_of_collection()
-    e.close()
-    dataset = DiskTrajDataset(tmp_path, "run")
-    dataset.configure(DatasetSettings(6, "both", cut_short_trajectories=True))
-    batch = dataset.sample_batch(np.random.default_rng(0), 16)
-    assert torch.equal(~(batch.rl2s == 4).all(-1, keepdim=True), batch.mask)
-    pad = ~batch.mask[..., 0]
-    assert pad.any()
-    assert all((v[pad] == 4).all() for v in [*batch.obs.values(), batch.time_idxs])
-    assert (batch.actions[pad[:, 1:]] == 4).all()
-    assert batch.dones[pad[:, 1:]].all()
-
-
 WORDS = gym.spaces.Dict({"words": gym.spaces.Box(0, 2, (3,), np.int64), "pixels": gym.spaces.Box(0, 255, (2,), np.uint8)})
 
 
@@ -181,24 +165,6 @@ def test_what_is_drawn_in_training_is_cut_and_said_to_be_unrepeatable_once(caplo
         assert batch.rews.shape[1] == 8
         assert set(batch.transition_mask.sum((1, 2)).tolist()) <= {3, 8}
     loader.close()
-
-
-def test_the_warning_names_the_class_and_what_to_write(caplog):
-    class Unrepeatable(Client):
-        pass
-
-    for _ in range(2):
-        Unrepeatable().configure(DatasetSettings(4))
-    assert caplog.text.count("Unrepeatable.sample_random_trajectory takes no rng") == 1
-    caplog.clear()
-
-    class Repeatable(Client):
-        def sample_random_trajectory(self, rng):
-            return sequence(int(rng.integers(1, 4)))
-
-    Repeatable().configure(DatasetSettings(4))
-    DoNothingDataset().configure(DatasetSettings(4))
-    assert not caplog.text
 
 
 def test_a_run_trains_on_a_dataset_of_a_client(tmp_path):

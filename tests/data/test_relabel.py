@@ -8,10 +8,8 @@ from messages import check_refused, naming
 
 from amago import config
 from amago.hindsight import TrajectoryBuilder
-from amago.loading import DatasetSettings, DiskTrajDataset, SequenceLoader
 from amago.relabeling import GoalSequenceRelabeler
 from amago.spaces import action_spec
-from amago.store import TrajectoryWriter
 
 MOVES = np.array([[0, 0], [1, 0], [-1, 0], [0, 1], [0, -1]])
 
@@ -158,24 +156,3 @@ def test_wrong_arguments_and_observations_are_named():
         (naming("goal_key", "'aims'", ["achieved", "goals", "time"]), lambda: GoalSequenceRelabeler(goal_key="aims")(traj)),
         (naming("'time'", (1,), 2, "'achieved'"), lambda: GoalSequenceRelabeler(goal_key="time")(traj)),
     )
-
-
-def test_from_the_buffer_into_batches_the_same_for_any_number_of_threads(tmp_path):
-    env = GoalGrid(goals=[(3, 3), (3, 2)], limit=20)
-    directory = tmp_path / "d" / "buffer" / "fifo"
-    writer = TrajectoryWriter(directory, writer="w", action_space=env.action_space, obs_space=env.observation_space)
-    rng = np.random.default_rng(0)
-    for _ in range(10):
-        writer.write(play(env, rng.integers(0, 5, 20)).to_stored(action_spec(env.action_space), "grid"))
-    writer.close()
-
-    def drawn(strategy, workers):
-        dataset = DiskTrajDataset(tmp_path, "d", relabeler=GoalSequenceRelabeler(strategy))
-        dataset.configure(DatasetSettings(8))
-        loader = SequenceLoader(dataset, 8, workers=workers, seed=1)
-        batches = list(loader.batches(6))
-        loader.close()
-        return [b.rews.clamp(min=0).sum().item() for b in batches], [b.obs["goals"].sum().item() for b in batches]
-
-    assert drawn("some", 0) == drawn("some", 2)
-    assert sum(drawn("all", 0)[0]) > sum(drawn("none", 0)[0])

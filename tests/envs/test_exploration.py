@@ -60,18 +60,6 @@ def test_defaults_are_the_published_ones():
     assert found == pytest.approx([1.0, 0.525, 0.05, 1.0, 0.8, 0.05, 0.01])
 
 
-def test_the_factor_is_drawn_at_each_reset_or_is_one():
-    env, drawn = make(), []
-    for _ in range(2000):
-        env.reset()
-        drawn.append(float(env.global_multiplier[0]))
-    assert 0 <= min(drawn) < 0.01 < 0.99 < max(drawn) < 1
-    assert np.mean(drawn) == pytest.approx(0.5, abs=0.03)
-    env.step(np.array([[0]]))
-    assert env.global_multiplier[0] == drawn[-1]
-    assert make(randomize_eps=False).global_multiplier[0] == 1.0
-
-
 def test_state_goes_on_where_it_stopped():
     def play(env, n):
         out = []

@@ -33,41 +33,6 @@ def run(recorder, steps, seed=0):
             recorder.reset()
 
 
-def test_rows_of_very_different_lengths_share_the_buffers():
-    """One row whose rollout never ends must not spoil those of others, and pieces let its memory go."""
-
-    class Endless(CountingEnv):
-        def step(self, action):
-            if self.actor != 0:
-                return super().step(action)
-            self.t += 1
-            return self._obs(action), float(self.t), False, False, {}
-
-    def make(i):
-        return lambda: Endless(i)
-
-    for save_every in (None, 10):
-        sink = Sink()
-        vec = gym.vector.SyncVectorEnv([make(i) for i in range(3)], autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
-        recorder = SequenceWrapper(AMAGOEnv(vec, batched_envs=3), writer=sink, save_every=save_every)
-        run(recorder, 1000)
-        seen = {}
-        for traj in sink.trajs:
-            if traj.obs["count"][0, 1] != 0:
-                actor, episode, begin, n = check_traj(traj, "discrete")
-                seen[actor, episode] = n
-                assert begin == 0
-        assert len(seen) > 300
-        assert all(n == length_of(*key) for key, n in seen.items())
-        endless = [t for t in sink.trajs if t.obs["count"][0, 1] == 0]
-        if save_every is None:
-            assert not endless
-            recorder.cut()
-            endless = [t for t in sink.trajs if t.obs["count"][0, 1] == 0]
-        times = np.concatenate([t.obs["count"][:-1, 0] for t in endless])
-        np.testing.assert_array_equal(times, np.arange(1000))
-
-
 @pytest.mark.parametrize("form", ["final_obs", "dict", "final_observation", None])
 def test_last_observations_of_environments_without_metadata(form):
     """SAME_STEP is assumed; the last observation comes in any of three forms, or is lost."""

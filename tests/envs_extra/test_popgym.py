@@ -129,22 +129,6 @@ def test_what_multi_domain_shows_can_be_read_back() -> None:
             expected, *_ = own.step(1)
 
 
-def test_actions_of_smaller_games_are_counted_round() -> None:
-    env = MultiDomainPOPGym(["BattleshipEasy", "RepeatFirstEasy"], warmup_episodes=0)
-    assert env.action_space == gym.spaces.Discrete(64)
-    seeds = {}
-    for seed in range(10):
-        env.reset(seed=seed)
-        seeds[env.game] = seed
-    env.reset(seed=seeds["BattleshipEasy"])
-    env.step(19)
-    assert bare(env._all[0]).guesses.nonzero() == (2, 3)
-    env.reset(seed=seeds["RepeatFirstEasy"])
-    first = bare(env._all[1]).card.item()
-    assert env.step(first + 56)[1] == pytest.approx(1 / 51)
-    assert env.step(first + 57)[1] == pytest.approx(-1 / 51)
-
-
 def test_all_27_have_common_spaces_and_a_name_each() -> None:
     env = AMAGOEnv(MultiDomainPOPGym())
     assert env.action_space == gym.spaces.Discrete(144)

@@ -209,40 +209,6 @@ def test_levels_begin_where_they_were_saved(games: Path, arcade: Any) -> None:
     assert lengths == {"retro_Taps-Nes-v0": {11}, "retro_Taps-Nes-v0_Thirty": {3}}, "it takes two frames to start"
 
 
-def test_buttons_that_stick_are_a_frame_late(games: Path, arcade: Any) -> None:
-    env = arcade(["Taps-Nes"], directory=str(games), sticky_actions=0.5, time_limit=10_000)
-    env.reset(seed=0)
-    points = []
-    for _ in range(150):
-        _, reward, over, *_ = env.step(press(env, "A"))
-        if over:
-            env.reset()
-            continue
-        points.append(reward)
-        if env.step(press(env))[2]:
-            env.reset()
-    assert set(points) == {3.0, 4.0}
-    assert np.mean(points) == pytest.approx(3.5, abs=0.15)
-
-
-def test_its_process_starts_late_and_ends_with_close(arcade: Any) -> None:
-    env = arcade()
-    assert env._emulator is None
-    env.reset(seed=0)
-    process = env._emulator._process
-    assert process.poll() is None
-    env.close()
-    env.close()
-    assert process.poll() == 0
-    with pytest.raises(gym.error.ResetNeeded):
-        env.step(press(env))
-    env.reset(seed=0)
-    again = env._emulator._process
-    assert again.pid != process.pid
-    env._emulator = None
-    assert again.poll() == 0, "forgotten, it ends as well"
-
-
 def test_what_goes_wrong_there_is_told_here(arcade: Any) -> None:
     env = arcade()
     env.reset(seed=0)

@@ -152,18 +152,6 @@ def test_of_two_buffers_only_the_one_that_collects_is_edited_and_deleted(tmp_pat
     assert (len(old.store), len(new.store)) == (2, 0)
 
 
-def test_nothing_is_collected_or_trained_with_a_data_set_that_does_nothing(tmp_path):
-    nothing = DoNothingDataset()
-    assert not nothing.ready_for_training
-    assert not nothing.can_become_ready
-    with refused(RuntimeError, "has nothing to train on"):
-        nothing.sample_random_trajectory(np.random.default_rng(0))
-    e = tiny.learned(tmp_path, dataset=nothing)
-    assert {r["section"] for r in tiny.rows(e.run_dir)} == {"rollout"}
-    assert not list(tmp_path.rglob("*.safetensors"))
-    assert not list(tmp_path.rglob("*.npz"))
-
-
 def record_tmaze(tmp_path):
     """An experiment that only collects, and its buffer as arrays."""
     e = tiny.learned(

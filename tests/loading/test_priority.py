@@ -12,7 +12,7 @@ from store_helpers import add, dataset_of
 from test_sampling import assert_drawn
 
 import amago
-from amago.loading import DatasetSettings, DiskTrajDataset, MixtureOfDatasets, RLData_pad_collate, SequenceLoader
+from amago.loading import DatasetSettings, DiskTrajDataset, MixtureOfDatasets, RLData_pad_collate
 from amago.run.settings import SettingsError
 
 
@@ -99,25 +99,6 @@ def test_importance_leaves_balance_and_the_weights_of_a_mixture(tmp_path, beta):
     batch, episode, _ = drawn(mixture, 6_000, seed=2)
     weights = batch.weights.numpy()
     assert abs(weights[episode < 50].sum() / weights.sum() - 0.7) < 0.04
-
-
-@pytest.mark.parametrize("workers", [0, 3])
-def test_a_file_that_another_process_deletes(tmp_path, workers):
-    add(tmp_path, [3] * 40)
-    dataset = prioritised(tmp_path)
-    batch, episode, _ = drawn(dataset)
-    report(dataset, batch, np.where(episode == 7, 1e9, 1e-3))
-    loader = SequenceLoader(dataset, 4, workers=workers)
-    batches = loader.batches(40)
-    assert (next(batches).obs["a/b"][:, 0, 0] == 7).all()
-    lost = next(path for path in dataset.all_filenames if path == dataset.store.view().path(7))
-    (tmp_path / lost).unlink()
-    dataset.store.close()
-    last = list(batches)[-1]
-    loader.close()
-    assert 7 not in last.obs["a/b"][:, 0, 0]
-    report(dataset, batch, np.full(len(episode), 1e9))  # arrives late, and must not bring it back
-    assert 7 not in drawn(dataset, seed=1)[1]
 
 
 @pytest.mark.parametrize("balance", [None, "env_name"])

@@ -185,23 +185,6 @@ def product(lead: tuple[int, ...] = (2, 3)) -> tuple[Any, torch.Tensor]:
     return kind, vec
 
 
-def test_samples_follow_the_parts_probabilities() -> None:
-    kind, vec = product((1,))
-    pi = kind(vec.detach().expand(20_000, -1))
-    spec = action_spec(SPACES["nested"])
-    stored = pi.sample_action(True)
-    assert stored.dtype == torch.float64
-    spec.check(stored.numpy())
-    for drawn in (torch.from_numpy(spec.to_vector(stored.numpy())), pi.sample(), pi.sample_vector()):
-        mean = drawn.mean(0)
-        for part, factor in zip(spec.parts[1:], pi.factors[1:]):
-            torch.testing.assert_close(mean[part.vector], factor.probs[0], atol=0.02, rtol=0)
-    mode = pi.sample_action(False)
-    spec.check(mode.numpy())
-    np.testing.assert_array_equal(mode[0].numpy(), mode[-1].numpy())
-    np.testing.assert_allclose(spec.to_vector(mode.numpy()), pi.mode.numpy())
-
-
 def build(name: str, agent_type: type[Any]) -> Any:
     return tiny.agent(AMAGOEnv(Lock(name)), agent_type=agent_type, max_seq_len=4, use_multigamma=True)
 

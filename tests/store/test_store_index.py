@@ -240,20 +240,6 @@ def test_an_index_of_before_the_eviction(tmp_path):
         store.read(3)
 
 
-def test_a_name_that_is_used_again_is_another_file(tmp_path):
-    put(tmp_path, [1])
-    store = opened(tmp_path)
-    old = store.view()
-    store.max_trajectories = 0
-    store.refresh()
-    store.max_trajectories = 5
-    put(tmp_path, [2])  # the writer sees an empty directory and begins at 0 again
-    store.refresh()
-    assert episodes(store) == [2]
-    with pytest.raises(EvictedError):
-        old.read(0)
-
-
 def test_stores_and_views_go_to_other_processes(tmp_path):
     put(tmp_path, [5, 6])
     store = opened(tmp_path)

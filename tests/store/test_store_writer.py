@@ -133,22 +133,6 @@ def test_the_queue_of_a_full_disk_is_bounded(tmp_path, monkeypatch):
     assert episodes(opened(tmp_path)) == list(range(accepted + 1))
 
 
-def test_other_errors_are_raised_and_lose_nothing(tmp_path, monkeypatch):
-    w = writer(tmp_path)
-    w.write(numbered(0, 5))
-    with monkeypatch.context() as patch:
-
-        def broken(fd):
-            raise OSError(errno.EIO, "the disk is broken")
-
-        patch.setattr(os, "fsync", broken)
-        with refused(OSError, "the disk is broken"):
-            w.flush()
-    assert (w.pending, visible(tmp_path)) == (1, [])
-    w.close()
-    assert episodes(opened(tmp_path)) == [0]
-
-
 WRONG = {
     "obs has keys ['image']": lambda t: replace(t, obs={"image": t.obs["image"]}),
     "obs['image'] has shape (3, 2, 2, 3)": lambda t: replace(t, obs=t.obs | {"image": t.obs["image"][:-1]}),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from counting_env import CountingEnv, check_traj, length_of, make_counting
 from messages import check_refused, naming
-from workers import faults_of, kill
+from workers import faults_of
 
 from amago.envs import ActorError, AMAGOEnv, EpsilonGreedy, RecordingError, make_pool
 from amago.store import TrajectoryStore
@@ -95,24 +95,6 @@ def test_a_fault_is_survived_and_counted(mode, how, tmp_path, caplog):
             assert episodes[i] == list(range(len(episodes[i])))
         assert ("hung" if how == "hang" else "exit code -9") in caplog.text
     assert sum(len(e) for e in episodes.values()) >= len(stats.episodes)
-
-
-@pytest.mark.parametrize("together", [False, True])
-def test_a_death_that_something_else_notices_while_groups_step(together, tmp_path):
-    """The new worker does not answer the step that its predecessor was in."""
-    with closing(make_pool(faulty(tmp_path, ""), "async", workers=2, seed=0, max_env_restarts=50)) as pool:
-        pool.reset()
-        actions = np.zeros((N, 1), dtype=int)
-        if together:
-            pool.send_all(actions)
-        for g, rows in enumerate(() if together else pool.groups):
-            pool.send(g, actions[rows])
-        kill(pool, 0)
-        assert pool.drain().restarts == 1
-        for g in range(2):
-            pool.wait(g)
-        pool.step(actions)
-        assert pool.drain().restarts == 0
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

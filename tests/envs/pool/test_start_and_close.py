@@ -11,7 +11,6 @@ import gin
 import gymnasium as gym
 import numpy as np
 import pytest
-import tiny
 from counting_env import CountingEnv, make_counting, make_vector
 from fault_helpers import leaves_nothing, processes
 from messages import check_refused, naming
@@ -260,19 +259,3 @@ def test_they_have_their_effect(late):
         pool.reset()
         assert pool.obs["observation"][0, 0] == 0.5
         pool.close()
-
-
-def test_bindings_of_networks_make_no_environment_twice(tmp_path):
-    """Many scripts import their networks where they import their environments."""
-    made = tmp_path / "made"
-
-    def make_env():
-        import amago.nets.tstep_encoders  # noqa: F401
-
-        with made.open("a") as file:
-            file.write("1")
-        return tiny.cartpole()
-
-    with config.temporary({"FFTstepEncoder.d_hidden": 7}):
-        make_pool([make_env], env_mode="async", parallel_actors=1, mp_context="spawn").close()
-    assert made.read_text() == "1"
