@@ -88,18 +88,25 @@ def check_single(name: str, value: object) -> None:
 
 
 class Configs(Action):
-    """Adds files of settings and NAME=VALUE. Arguments of the program among them are set: by a file, those that the command line has not."""
+    """Adds files of settings and NAME=VALUE."""
 
     def __call__(self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: str | None = None) -> None:
         try:
-            for entry in values:
-                found = read_settings(entry)
-                if found and "sweep" in vars(namespace):
-                    found.pop("env", None)  # of a settings.yaml: only --from takes it
-                rest = entry if found is None else set_arguments(parser, namespace, found, replace=is_word(entry))
-                namespace.configs = [*namespace.configs, *([rest] if rest else [])]
+            _apply(parser, namespace, values)
         except ValueError as err:
             raise ArgumentError(self, str(err)) from err
+
+
+def _apply(parser: ArgumentParser, args: Namespace, entries: Sequence[str]) -> None:
+    """Add files of settings and NAME=VALUE to ``args``. Arguments of the program among them are set: by a file, those that the command line
+    has not. Where ``args`` has a ``sweep``, it takes settings of several values."""
+    for entry in entries:
+        found, word = read_settings(entry), is_word(entry)
+        if found and "sweep" in vars(args):
+            found.pop("env", None)  # of a settings.yaml: only --from takes it
+            args.sweep = args.sweep | {name: found.pop(name) for name in list(found) if isinstance(found[name], Sweep)}
+        rest = entry if found is None else set_arguments(parser, args, found, replace=word)
+        args.configs = [*args.configs, *([rest] if rest else [])]
 
 
 def set_arguments(parser: ArgumentParser, args: Namespace, settings: Mapping[str, Any], replace: bool = True) -> dict[str, Any]:
@@ -146,16 +153,12 @@ def _set(parser: ArgumentParser, args: Namespace, action: Action, name: str, val
 
 
 def take_settings(parser: ArgumentParser, args: Namespace, words: Sequence[str]) -> None:
-    """Apply the words NAME=VALUE of a command line, which win over files; where ``args`` has a ``sweep``, it takes those of several values."""
+    """Apply the words NAME=VALUE of a command line, which win over files."""
     if "sweep" in vars(args) and is_word(args.env or ""):  # argparse took it for the environment
         words, args.env = [args.env, *words], args.env_of_run
     if not all(map(is_word, words)):
         raise ValueError(f"unrecognized arguments: {' '.join(words)}")
-    for word in words:
-        found = read_settings(word) or {}
-        if "sweep" in vars(args):
-            args.sweep = args.sweep | {name: found.pop(name) for name in list(found) if isinstance(found[name], Sweep)}
-        args.configs = [*args.configs, *filter(None, [set_arguments(parser, args, found)])]
+    _apply(parser, args, words)
 
 
 # ---- settings.yaml ---------------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ import platform
 import re
 import subprocess
 import sys
-import threading
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from torch import nn
 
 from amago import config
 from amago.describe import describe, name_of
+from amago.envs.pool.subprocess import usable_cores
 from amago.run.checkpoint import CheckpointError, write_json
 from amago.run.locks import exclusive
 from amago.run.settings import ExperimentSettings
@@ -60,14 +60,13 @@ def versions() -> dict[str, str]:
 
 def machine() -> dict[str, Any]:
     """Host, system, CPU, cores, memory and GPUs."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     cpu = platform.processor() or None
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
         cpu = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return {
-        "host": platform.node(), "system": platform.platform(), "cpu": cpu, "cores": cores,
+        "host": platform.node(), "system": platform.platform(), "cpu": cpu, "cores": usable_cores(),
         "memory_gb": round(psutil.virtual_memory().total / 2**30, 1), "gpus": gpus,
     }  # fmt: skip
 
@@ -77,25 +76,18 @@ def git_commit(directory: str | Path | None) -> dict[str, Any] | None:
 
     None if there is none, or git is missing, fails, or takes longer than 3 seconds.
     """
+    if directory is None:
+        return None
     # neither hooks nor file system monitors that the repository's own configuration would start
     git = ["git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-C", str(directory)]
     env = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"}
     options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "stdin": subprocess.DEVNULL, "env": env}
     found: list[str] = []
-
-    def ask() -> None:
-        with contextlib.suppress(Exception):
-            for arguments in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]):
-                done = subprocess.run(git + arguments, timeout=GIT_SECONDS, check=True, **options)
-                found.append(os.fsdecode(done.stdout).strip())
-
-    # in a thread: not even killing git returns in time where a disk hangs
-    thread = threading.Thread(target=ask, daemon=True, name="amago-git")
-    if directory is not None:
-        thread.start()
-        thread.join(GIT_SECONDS)
-    answers = list(found)  # the thread may go on
-    return {"commit": answers[0], "changed": bool(answers[1]) if len(answers) > 1 else None} if answers else None
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        for arguments in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]):
+            done = subprocess.run(git + arguments, timeout=GIT_SECONDS, check=True, **options)
+            found.append(os.fsdecode(done.stdout).strip())
+    return {"commit": found[0], "changed": bool(found[1]) if len(found) > 1 else None} if found else None
 
 
 Calls = dict[str, dict[str, Any]]

@@ -145,7 +145,6 @@ MISTAKES = [
     (["--config", "none.yaml"], ("none.yaml",)),
     (["--config", "bad.yaml"], ("bad.yaml", "line 3")),
     (["--config", "list.yaml"], ("list.yaml", "NAME: VALUE")),
-    (["--config", "agent.gamma=0.9,0.95"], ("2 values", "[...]")),
     (["--from", "nowhere"], ("nowhere", "settings.yaml")),
     (["word"], ("unrecognized arguments", "word")),
 ]

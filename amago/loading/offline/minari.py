@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import gin
 import gymnasium as gym
@@ -253,10 +254,11 @@ def export(
     for chunk in _chunks(trajs):
         episodes = [episode(traj) for traj in chunk]
         if out is None:
-            with warnings.catch_warnings():  # hide warnings that author and other metadata are missing
+            # without warnings that author and other metadata are missing; Minari would join a relative path to itself
+            with warnings.catch_warnings(), patch.dict(os.environ, MINARI_DATASETS_PATH=str(_root())):
                 warnings.filterwarnings("ignore", category=UserWarning, module="minari")
-                out = _create(
-                    minari, dataset_id, buffer=episodes, observation_space=space, action_space=spec.space,
+                out = minari.create_dataset_from_buffers(
+                    dataset_id, buffer=episodes, observation_space=space, action_space=spec.space,
                     description=description, data_format="hdf5", jpeg_encoding=False,
                 )  # fmt: skip
         else:
@@ -268,19 +270,6 @@ def export(
     if out is None:
         raise ValueError("there are no trajectories to export")
     return written
-
-
-def _create(minari: ModuleType, dataset_id: str, **options: object) -> Any:
-    """A new dataset; Minari would join a relative ``MINARI_DATASETS_PATH`` to itself."""
-    given = os.environ.get("MINARI_DATASETS_PATH")
-    os.environ["MINARI_DATASETS_PATH"] = str(_root())
-    try:
-        return minari.create_dataset_from_buffers(dataset_id, **options)
-    finally:
-        if given is None:
-            del os.environ["MINARI_DATASETS_PATH"]
-        else:
-            os.environ["MINARI_DATASETS_PATH"] = given
 
 
 def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
