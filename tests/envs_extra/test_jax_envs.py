@@ -95,11 +95,11 @@ def xland() -> Any:
 
 
 def navix() -> Any:
-    return require("navix", "jax").make("Navix-Empty-5x5-v0", max_steps=20)
+    return require("navix").make("Navix-Empty-5x5-v0", max_steps=20)
 
 
 def brax() -> Any:
-    return require("brax.envs", "jax").create("fast", auto_reset=False, episode_length=7)
+    return require("brax.envs").create("fast", auto_reset=False, episode_length=7)
 
 
 @pytest.mark.parametrize("make", [gymnax, xland, navix, brax])

@@ -118,15 +118,17 @@ def refuse_step(env: str) -> NoReturn:
     raise ResetNeeded(f"{env}.step() was called with no rollout under way: call reset() first")
 
 
-def require(module: str, extra: str) -> ModuleType:
-    """Import ``module``; raises ImportError naming the command that installs the extra, if it or a dependency is missing."""
+def require(module: str, extra: str | None = None) -> ModuleType:
+    """Import ``module``; raises ImportError naming the command that installs the extra, or for None the package, if it or a dependency is
+    missing."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # deprecation warnings about the packages' own code
             return importlib.import_module(module)
     except ImportError as err:
         package = module.partition(".")[0]
-        raise ImportError(f"{package} could not be imported ({err}). Install it: pip install 'amago[{extra}]'") from err
+        needed = package if extra is None else f"'amago[{extra}]'"
+        raise ImportError(f"{package} could not be imported ({err}). Install it: pip install {needed}") from err
 
 
 def metrics(values: Mapping[str, float]) -> dict[str, float]:

@@ -33,7 +33,8 @@ def action_rows(space: gym.Space[Any], actions: Rows) -> Any:
     Raises:
         ValueError: names or widths that do not fit, or numbers that no action of the space has.
     """
-    leaves = dict(_leaves(space))
+    leaves: dict[str, gym.Space[Any]] = {}
+    _map_leaves(space, leaves.setdefault)
     if "" in leaves:
         if isinstance(actions, Mapping):
             raise ValueError(f"actions has parts {sorted(actions)}, but {space} has none")
@@ -55,28 +56,17 @@ def action_rows(space: gym.Space[Any], actions: Rows) -> Any:
         if values.ndim == 0 or values.size != len(values) * prod(row):
             raise ValueError(f"actions[{name!r}] has shape {values.shape}, but {leaf} needs (N, *{row})")
         parts[name] = _exact(f"actions[{name!r}]", values.reshape(-1, *row), leaf)
-    return _nested(space, "", parts)
+    return _map_leaves(space, lambda name, _: parts[name])
 
 
-def _parts(space: gym.Space[Any], name: str) -> dict[Any, tuple[str, gym.Space[Any]]]:
-    """{key: (name, space)} of the parts of a Tuple or Dict; empty for other spaces."""
-    if not isinstance(space, gym.spaces.Tuple | gym.spaces.Dict):
-        return {}
-    items = space.spaces.items() if isinstance(space, gym.spaces.Dict) else enumerate(space.spaces)
-    return {key: (f"{name}/{key}" if name else str(key), sub) for key, sub in items}
-
-
-def _leaves(space: gym.Space[Any], name: str = "") -> Iterator[tuple[str, gym.Space[Any]]]:
-    parts = _parts(space, name)
-    for part, sub in parts.values():
-        yield from _leaves(sub, part)
-    if not parts:
-        yield name, space
-
-
-def _nested(space: gym.Space[Any], name: str, leaves: Mapping[str, Array]) -> Any:
-    parts = {key: _nested(sub, part, leaves) for key, (part, sub) in _parts(space, name).items()}
-    return leaves[name] if not parts else parts if isinstance(space, gym.spaces.Dict) else tuple(parts.values())
+def _map_leaves(space: gym.Space[Any], f: Callable[[str, gym.Space[Any]], Any], name: str = "") -> Any:
+    """``f(name, part)`` of each part of a Tuple or Dict, in dicts and tuples like the space's; of another space itself, with the name ""."""
+    prefix = f"{name}/" if name else ""
+    if isinstance(space, gym.spaces.Dict):
+        return {key: _map_leaves(sub, f, f"{prefix}{key}") for key, sub in space.spaces.items()}
+    if isinstance(space, gym.spaces.Tuple):
+        return tuple(_map_leaves(sub, f, f"{prefix}{i}") for i, sub in enumerate(space.spaces))
+    return f(name, space)
 
 
 def _exact(label: str, values: Array, space: gym.Space[Any]) -> Array:
