@@ -100,6 +100,8 @@ def read_environment(run_dir: Path) -> tuple[str, int | None] | None:
     recorded."""
     path = run_dir / SETTINGS_YAML
     found: dict[str, Any] = (read_settings(str(path)) if path.is_file() else None) or {}
+    if "memory" not in found and not found.keys() <= {"env", "horizon"}:
+        found = {}  # a script's, whose argument of this name is its own affair
     if "env" not in found and (earlier := run_dir / "train_args.json").is_file():  # of earlier versions
         found = json.loads(earlier.read_text(encoding="utf-8"))
     return (str(found["env"]), found.get("horizon")) if "env" in found else None

@@ -243,6 +243,7 @@ def test_the_command_counts_exactly(tmp_path, capsys):
     episodes, actors = 3, 8
     e = tiny.learned(tmp_path, tiny.cartpole, always_save_latest=True, train_batches_per_epoch=0)
     e.close()
+    (e.run_dir / "settings.yaml").write_text("env: an argument of a script\nbatch_size: 4\n")
     (e.run_dir / "train_args.json").write_text(json.dumps({"env": "CartPole-v1", "horizon": 30}))  # of an earlier version
     config.clear()
     assert main(["eval", str(e.run_dir), "--episodes", str(episodes), "--actors", str(actors)]) == 0
