@@ -197,6 +197,8 @@ def run(args: Namespace) -> int:
         print(metrics_table(metrics, title=f"{args.env} after training"))
         options = [] if experiment.sample_actions else ["--greedy"]
         print(f"\nto evaluate it again: {eval_command(experiment.run_dir, args.env, *options)}")
+        if args.traj_encoder != "ff":
+            print(f"to see what its memory is for: {eval_command(experiment.run_dir, args.env, '--memory')}")
 
     cli_utils.run_trials(args, make_experiment, test)
     for line in unmeasured:
