@@ -21,11 +21,10 @@ from amago.data.trajectory import StoredTraj
 from amago.loading.dataset import check_same_spaces
 from amago.loading.offline import OfflineDataset
 from amago.loading.offline.arrays import ArrayDataset, D4RLDataset, read_hdf5, read_npz
-from amago.loading.offline.base import copy_to, files_of
+from amago.loading.offline.base import check_trajectory, copy_to, files_of
 from amago.loading.offline.minari import MinariDataset, export
 from amago.loading.offline.original import OriginalDataset, action_width, files_of_original
 from amago.loading.offline.parquet import ParquetDataset, export_parquet, open_lerobot, parquet_files
-from amago.spaces.actions import ActionSpec
 from amago.store import StoreError, StoreView, TrajectoryStore
 from amago.store import index as store_index
 from amago.store.store import PARTITIONS, PROTECTED
@@ -355,8 +354,11 @@ def verify(args: Namespace) -> int:
         try:
             view = StoreView(root, [store_index.load(root, partition, name)])
             for i in range(len(view)):
-                if problem := _problem(view.read(i), view.action_spec(i)):
-                    problems.append(f"{partition}/{name}: trajectory {i}: {problem}")
+                traj = view.read(i)
+                try:
+                    check_trajectory(traj, view.action_spec(i))
+                except ValueError as err:
+                    problems.append(f"{partition}/{name}: trajectory {i}: {err}")
             trajectories += len(view)
         except FileNotFoundError:
             continue  # the run that uses the buffer has deleted it since it was listed
@@ -367,23 +369,3 @@ def verify(args: Namespace) -> int:
     verdict = f"{len(problems):,} problems" if problems else "no damage found"
     print(f"{root}: {len(names):,} files, {trajectories:,} trajectories: {verdict}")
     return 1 if problems else 0
-
-
-def _problem(traj: StoredTraj, spec: ActionSpec) -> str | None:
-    """The defect that makes a trajectory with correct checksums unfit for training; None if it is fit."""
-    for name, values in (
-        *((f"observation {k!r}", v) for k, v in traj.obs.items()),
-        *((f"extra field {k!r}", v) for k, v in traj.extras.items()),
-        ("reward", traj.rews),
-        ("action", traj.actions),
-    ):
-        if values.dtype.kind == "f" and not np.isfinite(values).all():
-            return f"{name} is not finite at step {int(np.argwhere(~np.isfinite(values))[0, 0])}"
-    if traj.dones[:-1].any():
-        return f"the episode terminates at step {int(np.argmax(traj.dones))}, but more steps follow"
-    if spec.kind != "continuous":  # recordings of other programs may exceed the bounds, and agents clamp actions
-        try:
-            spec.check(traj.actions)
-        except ValueError as err:
-            return f"{err} (actions {spec.space})"
-    return None

@@ -74,6 +74,23 @@ class InMemory(TrajectorySource):
         return self._trajs[index].slice(start, stop)
 
 
+def check_trajectory(traj: StoredTraj, spec: ActionSpec) -> None:
+    """Raise a ValueError for a number that is not finite, a termination before the end, or a choice outside of the action space. Continuous
+    actions may exceed their bounds: recordings of other programs do, and agents clamp them."""
+    fields = {
+        f"{kind} {k!r}": a for kind, own in (("observation", traj.obs), ("extra field", traj.extras)) for k, a in own.items()
+    }
+    for name, values in (fields | {"rewards": traj.rews, "actions": traj.actions}).items():
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise ValueError(f"{name} is not finite at step {np.argwhere(~np.isfinite(values))[0, 0]}")
+    if traj.dones[:-1].any():
+        raise ValueError(
+            f"terminates at step {np.argmax(traj.dones)} of {len(traj)} and goes on: what follows is another episode"
+        )
+    if spec.kind != "continuous":
+        spec.check(traj.actions)
+
+
 class Converter:
     """Convert recorded episodes to `StoredTraj`, and refuse episodes that are unfit for training.
 
@@ -111,16 +128,12 @@ class Converter:
                 rows = t + name.startswith("observations")
                 if len(values) != rows:
                     raise ValueError(f"{name} has {len(values)} rows; with {t} rewards it must have {rows}")
-                if values.dtype.kind == "f" and not np.isfinite(values).all():
-                    raise ValueError(f"{name} is not finite at step {np.argwhere(~np.isfinite(values))[0, 0]}")
-            if dones[:-1].any():
-                raise ValueError(f"terminates at step {np.argmax(dones)} of {t} and goes on: what follows is another episode")
-            stored = self._cut_to_space(columns["actions"])
-            self.spec.check(stored)
+            observations = {k: columns[f"observations[{k!r}]"] for k in self.obs_space}
+            traj = StoredTraj(observations, self._cut_to_space(columns["actions"]), rews, dones, env_name=env_name)
+            check_trajectory(traj, self.spec)
         except (ValueError, TypeError, KeyError, IndexError) as err:
             raise ValueError(f"{where}: {err}") from err
-        observations = {k: columns[f"observations[{k!r}]"] for k in self.obs_space}
-        return StoredTraj(observations, stored, rews, dones, env_name=env_name)
+        return traj
 
     def _stored_actions(self, actions: Any, t: int) -> Array:
         space = self.spec.space
