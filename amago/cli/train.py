@@ -106,9 +106,8 @@ def add_run_arguments(parser: ArgumentParser) -> None:
 
 def resume(args: Namespace) -> int:
     run = args.run.expanduser().absolute()
-    drawn = (read_record(run) or {"fields": {"seed": 0}})["fields"][
-        "seed"
-    ] is None  # a seed that is given begins the random streams anew
+    record = read_record(run)
+    drawn = record is not None and record["fields"]["seed"] is None  # a seed that is given begins the random streams anew
     words = ["--run_name", run.name, "--buffer_dir", str(run.parent), "--resume", "auto", *(["seed=None"] if drawn else [])]
     return main(["train", "--from", str(run), *words, *args.more])
 

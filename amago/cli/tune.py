@@ -95,15 +95,8 @@ def run(args: Namespace) -> int:
 def sweep(args: Namespace) -> int:
     """``amago train`` with lists of values, or with several seeds: a study of every combination, none of which is stopped early."""
     processes = args.processes or min(usable_cores(), args.seeds * math.prod(map(len, args.sweep.values())))
-    own = {
-        "space": None,
-        "metric": AVERAGE_RETURN,
-        "direction": "maximize",
-        "no_prune": True,
-        "grid": True,
-        "processes": processes,
-    }
-    return run(Namespace(**vars(args) | own | {"progress": None}))
+    own = {"space": None, "metric": AVERAGE_RETURN, "direction": "maximize", "no_prune": True, "grid": True, "progress": None}
+    return run(Namespace(**vars(args) | own | {"processes": processes}))
 
 
 def _work(args: Namespace) -> None:
