@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes.util
-import difflib
 import importlib
 import importlib.metadata
 import re
@@ -36,9 +35,7 @@ def run(args: Namespace) -> int:
         given = args.name.lower().removeprefix("zoo/").removesuffix(".gin")
         known = {name.lower(): name for name in rows}
         if given not in known:
-            near = [known[n] for n in difflib.get_close_matches(given, known, n=3)]
-            hint = f"did you mean {', '.join(near)}" if near else f"it has {', '.join(rows)}"
-            raise ValueError(f"{args.what} has no {args.name!r}; {hint}")
+            raise ValueError(f"{args.what} has no {args.name!r}; {config.suggestion(args.name, rows)}")
         rows = {given: rows[known[given]]}
     for row in rows.values():
         shown = {k: ", ".join(v) if isinstance(v, list) else str(v) for k, v in row.items() if v not in (None, "", [])}
