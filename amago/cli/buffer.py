@@ -358,7 +358,7 @@ def verify(args: Namespace) -> int:
                 try:
                     check_trajectory(traj, view.action_spec(i))
                 except ValueError as err:
-                    problems.append(f"{partition}/{name}: trajectory {i}: {err}")
+                    problems.append(f"{partition}/{name}: trajectory {i}: {err} (actions {view.action_spec(i).space})")
             trajectories += len(view)
         except FileNotFoundError:
             continue  # the run that uses the buffer has deleted it since it was listed

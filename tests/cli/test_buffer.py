@@ -365,7 +365,7 @@ def test_verify_finds_what_no_checksum_can(capsys):
     writer.close()
     assert buffer("verify", "run") == 1
     out = capsys.readouterr().out
-    assert reports(out, "trajectory 0", "reward", "finite", "step 1")
+    assert reports(out, "trajectory 0", "rewards", "finite", "step 1")
     assert reports(out, "trajectory 0", "terminates", "step 0")
     assert reports(out, "trajectory 0", "action[1, 0]", 2)
     assert reports(out, "actions Discrete(2)")

@@ -78,7 +78,7 @@ def check_trajectory(traj: StoredTraj, spec: ActionSpec) -> None:
     """Raise a ValueError for a number that is not finite, a termination before the end, or a choice outside of the action space. Continuous
     actions may exceed their bounds: recordings of other programs do, and agents clamp them."""
     fields = {
-        f"{kind} {k!r}": a for kind, own in (("observation", traj.obs), ("extra field", traj.extras)) for k, a in own.items()
+        f"{kind}[{k!r}]": a for kind, own in (("observations", traj.obs), ("extras", traj.extras)) for k, a in own.items()
     }
     for name, values in (fields | {"rewards": traj.rews, "actions": traj.actions}).items():
         if values.dtype.kind == "f" and not np.isfinite(values).all():
