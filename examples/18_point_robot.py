@@ -1,10 +1,14 @@
 """PointRobot: find a hidden goal from rewards in the first attempt, go straight to it in the next (meta-RL, continuous actions).
 
 python examples/18_point_robot.py --traj_encoder gru --run_name point --buffer_dir runs
+
+With --on_device the robots are tensors on the agent's device, and --parallel_actors may be thousands.
 """
 
 from argparse import ArgumentParser, Namespace
 
+import torch
+from support.device_point_robot import DevicePointRobot
 from support.point_robot import GOAL_REGIONS, REWARDS, PointRobot
 
 from amago import cli_utils
@@ -20,6 +24,7 @@ def add_cli(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--rewards", default="final", choices=REWARDS, help="rewards in every step, or only in the last step of an attempt"
     )
+    parser.add_argument("--on_device", action="store_true", help="all robots in one batch of tensors, on a GPU if there is one")
     parser.set_defaults(
         parallel_actors=64, timesteps_per_epoch=None, grads_per_epoch=50, epochs=120, batch_size=32, memory_size=64,
         memory_layers=2, learning_rate=5e-4,
@@ -29,11 +34,16 @@ def add_cli(parser: ArgumentParser) -> None:
 def make_experiment(args: Namespace) -> Experiment:
     name = f"point_robot_k{args.k_episodes}_{args.goal_region}"
 
-    def make_env() -> AMAGOEnv:
-        robot = PointRobot(args.k_episodes, args.episode_length, args.goal_region, args.step_size, args.rewards)
-        return AMAGOEnv(robot, env_name=name)
+    options = args.k_episodes, args.episode_length, args.goal_region, args.step_size, args.rewards
 
-    horizon = make_env().env.horizon
+    def make_env() -> AMAGOEnv:
+        if args.on_device:
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+            robots = DevicePointRobot(args.parallel_actors, *options, device=device)
+            return AMAGOEnv(robots, env_name=name, batched_envs=args.parallel_actors)
+        return AMAGOEnv(PointRobot(*options), env_name=name)
+
+    horizon = PointRobot(*options).horizon
     max_seq_len = args.max_seq_len or horizon
     args.timesteps_per_epoch = args.timesteps_per_epoch or horizon
     config: dict = {}
@@ -46,7 +56,7 @@ def make_experiment(args: Namespace) -> Experiment:
     return cli_utils.create_experiment_from_cli(
         args, make_env, make_env, max_seq_len=max_seq_len, val_timesteps_per_epoch=2 * horizon + 1, tstep_encoder_type=tstep,
         traj_encoder_type=traj, agent_type=agent, exploration_wrapper_type=explore, group_name=name,
-        padded_sampling="both",
+        padded_sampling="both", **({"env_mode": "already_vectorized"} if args.on_device else {}),
     )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from amago.data.trajectory import (
     rows_in,
     rows_of_extra,
 )
+from amago.ops import Packing
 
 
 def rl2_tensor(reward: Tensor, prev_action: Tensor) -> Tensor:
@@ -184,11 +185,11 @@ class Batch:
     def pin_memory(self) -> Batch:
         """Move every tensor into one piece of page-locked memory, which PyTorch uses again and from which copies to a GPU do not block; returns
         self."""
-        sizes = [0]
-        self.map(lambda x: sizes.append(-(-x.nbytes // 64) * 64) or x)  # type: ignore[func-returns-value]
-        starts = iter(np.cumsum(sizes).tolist())
-        whole = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=True)
-        return self.map(lambda x: whole[(at := next(starts)) : at + x.nbytes].view(x.dtype).view(x.shape).copy_(x))
+        found: list[Tensor] = []
+        self.map(lambda x: found.append(x) or x)  # type: ignore[func-returns-value]
+        packing = Packing({str(i): x for i, x in enumerate(found)})
+        places = iter(packing.views(torch.empty(packing.nbytes, dtype=torch.uint8, pin_memory=True)).values())
+        return self.map(lambda x: next(places).copy_(x))
 
     def lengthened(self, length: int) -> Batch:
         """The same sequences with more padding, to ``length`` transitions; a batch of single transitions as it is."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from amago.agent import BaseAgent
 from amago.envs.pool import ActorPool
 from amago.envs.statistics import PhaseStatistics
+from amago.ops import Packing
 from amago.run.process import SharedProcess
 
 Array = np.ndarray[Any, Any]
@@ -103,7 +104,7 @@ class Rollout:
         self._ended = np.zeros(pool.num_actors, dtype=np.int64)  # rollouts of each actor that have ended in this run
         self._quotas: Array | None = None  # of each actor; those that have reached theirs are idle
         self._counts = False  # whether rollouts that end are counted
-        self._pinned: dict[tuple[int, int, str], Tensor] = {}
+        self._staged: dict[tuple[int, int], tuple[Packing, Tensor, dict[str, Tensor]]] = {}  # of some rows
 
     @property
     def hidden_state(self) -> Any:
@@ -329,8 +330,8 @@ class Rollout:
             resets = resets.to(self.device)
         if (on_device and resets.device.type != "cpu") or resets.any():  # a GPU is not asked: the host would wait for it
             memory = agent.reset_hidden_state(memory, resets)
-        obs = {key: self._on_device(rows, f"obs/{key}", array) for key, array in pool.obs.items()}
-        rl2s, time_idxs = self._on_device(rows, "rl2s", pool.rl2s), self._on_device(rows, "time_idxs", pool.time_idxs)
+        found = self._on_device(rows, {f"obs/{key}": array for key, array in pool.obs.items()})
+        rl2s, time_idxs, obs = found.pop("rl2s"), found.pop("time_idxs"), {key[4:]: x for key, x in found.items()}
         if not pool.extras:
             actions, memory = agent.get_actions(obs, rl2s, time_idxs, memory, sample)
             return actions if on_device else actions.cpu().numpy(), memory
@@ -344,13 +345,19 @@ class Rollout:
             array[rows] = value
         return actions.cpu().numpy(), memory
 
-    def _on_device(self, rows: slice, name: str, array: Array) -> Tensor:
-        """Rows of one of the pool's arrays; on a GPU through pinned memory, so that no copy waits."""
-        if isinstance(array, Tensor):
-            return array[rows].to(self.device)
-        given = torch.from_numpy(array[rows])
+    def _on_device(self, rows: slice, obs: dict[str, Any]) -> dict[str, Tensor]:
+        """Rows of the pool's arrays; on a GPU by one copy from page-locked memory, for which nothing waits."""
+        arrays = obs | {"rl2s": self.pool.rl2s, "time_idxs": self.pool.time_idxs}
+        if isinstance(self.pool.rl2s, Tensor):
+            return {name: array[rows].to(self.device) for name, array in arrays.items()}
+        given = {name: torch.from_numpy(array[rows]) for name, array in arrays.items()}
         if self.device.type != "cuda":
             return given
-        if (rows.start, rows.stop, name) not in self._pinned:
-            self._pinned[rows.start, rows.stop, name] = torch.empty_like(given, pin_memory=True)
-        return self._pinned[rows.start, rows.stop, name].copy_(given).to(self.device, non_blocking=True)
+        if (rows.start, rows.stop) not in self._staged:
+            packing = Packing(given)
+            staged = torch.empty(packing.nbytes, dtype=torch.uint8, pin_memory=True)
+            self._staged[rows.start, rows.stop] = packing, staged, packing.views(staged)
+        packing, staged, views = self._staged[rows.start, rows.stop]
+        for name, x in given.items():
+            views[name].copy_(x)
+        return packing.views(staged.to(self.device, non_blocking=True))

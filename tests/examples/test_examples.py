@@ -1,14 +1,17 @@
 """Each script of examples/: an epoch with tiny settings in every mode, resume, help, and refusals."""
 
 import argparse
+import importlib
 import json
 import re
 import runpy
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import tiny
+import torch
 from _pytest.mark import ParameterSet
 from run_inside import run_script
 
@@ -274,6 +277,42 @@ def test_settings_follow_from_arguments_and_gin_files_come_last(arguments: str, 
 def test_other_sequence_models_and_active_maze(encoder: str, cls: str, tmp_path: Path) -> None:
     run("04_tmaze.py", tmp_path, "--no_async", "--active", "--traj_encoder", encoder, "--memory-size", "8")
     assert cls in json.loads((tmp_path / "tiny" / "policy.json").read_text())["traj_encoder"]
+
+
+def test_robots_on_a_device_are_those_of_the_host() -> None:
+    """4,096 rows, of which the first are compared with `PointRobot` over two rollouts; the metrics come with the end."""
+    sys.path.insert(0, str(EXAMPLES))
+    try:
+        device, host = (importlib.import_module(f"support.{name}") for name in ("device_point_robot", "point_robot"))
+    finally:
+        sys.path.remove(str(EXAMPLES))
+    for rewards in host.REWARDS:
+        robots = device.DevicePointRobot(4096, 2, 3, step_size=0.5, rewards=rewards)
+        rows = [host.PointRobot(2, 3, step_size=0.5, rewards=rewards) for _ in range(5)]
+        obs, _ = robots.reset(seed=0)
+        assert len(obs) == len(robots.goals.unique(dim=0)) == 4096
+        for robot in rows:
+            robot.reset()
+        for _ in range(2 * robots.horizon):
+            for robot, goal in zip(rows, robots.goals.tolist()):
+                robot.goal = tuple(goal)
+            actions = torch.rand(4096, 2) * 2 - 1
+            obs, reward, terminated, truncated, info = robots.step(actions)
+            for row, robot in enumerate(rows):
+                now, r, over, _, logged = robot.step(actions[row].numpy())
+                assert over == bool(terminated[row])
+                torch.testing.assert_close(torch.tensor(r), reward[row])
+                torch.testing.assert_close(torch.from_numpy(now), (info["final_obs"] if over else obs)[row])
+                if over:
+                    last = {k: v for k, v in logged.items() if "Attempt 1" in k}
+                    assert {k: pytest.approx(float(info["final_info"][k][row]), abs=1e-5) for k in last} == last
+                    torch.testing.assert_close(torch.from_numpy(robot.reset()[0]), obs[row])
+            assert not truncated.any()
+
+
+def test_robots_on_a_device_are_one_batch(tmp_path: Path) -> None:
+    run("18_point_robot.py", tmp_path, "--on_device", "--parallel_actors", "4096", "--timesteps_per_epoch", "13")
+    assert metrics(tmp_path)[-1]["env_steps"] % (4096 * 13) == 0
 
 
 def test_mazes_on_a_device_are_one_batch(tmp_path: Path) -> None:

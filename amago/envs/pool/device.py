@@ -24,6 +24,7 @@ from amago.envs.pool.memory import Buffers, layout_of
 from amago.envs.pool.sync import Actor, ActorSet, InProcessPool
 from amago.envs.statistics import metric_name
 from amago.hindsight import PolicyInput, Timestep
+from amago.ops import Packing
 from amago.spaces import ActionSpec, NonFiniteError, action_mask_key, all_finite, obs_spec
 from amago.spaces.observations import leaf_spaces
 
@@ -113,18 +114,12 @@ class Block:
     """
 
     def __init__(self, first: Tensors, device: torch.device):
-        places, width = {}, 0
-        for name, tensor in first.items():
-            places[name] = slice(width, width + tensor.nbytes), tensor.dtype, tensor.shape
-            width = -(-places[name][0].stop // 64) * 64
-        self.capacity, self.t, on_host = max(FEWEST_STEPS, min(MOST_STEPS, BLOCK_BYTES // width)), 0, device.type == "cpu"
-        self._memory = torch.zeros((self.capacity, width), dtype=torch.uint8, device=device)
+        packing, on_host = Packing(first), device.type == "cpu"
+        self.capacity, self.t = max(FEWEST_STEPS, min(MOST_STEPS, BLOCK_BYTES // packing.nbytes)), 0
+        self._memory = torch.zeros((self.capacity, packing.nbytes), dtype=torch.uint8, device=device)
         self._copy = self._memory if on_host else torch.empty_like(self._memory, device="cpu", pin_memory=device.type == "cuda")
-        views = [
-            [{name: row[at].view(dtype).view(shape) for name, (at, dtype, shape) in places.items()} for row in memory]
-            for memory in (self._memory, self._copy)
-        ]
-        self._steps, self._on_host = views[0], [{k: v.numpy() for k, v in step.items()} for step in views[1]]
+        self._steps = [packing.views(row) for row in self._memory]
+        self._on_host = [{k: v.numpy() for k, v in packing.views(row).items()} for row in self._copy]
 
     def put(self, step: Tensors) -> None:
         """Add a step; ValueError if its fields are not those of the first."""
