@@ -6,7 +6,6 @@ Shape letters in the whole project: B sequences, L transitions, K sampled action
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import TypeVar
 
 import torch
@@ -129,24 +128,3 @@ def global_norm(tensors: list[Tensor]) -> Tensor:
     if not tensors:
         return torch.zeros(())
     return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
-
-
-class Packing:
-    """Tensors side by side in one piece of memory, so that all are copied at once.
-
-    Args:
-        tensors: by name; their dtypes and shapes count.
-
-    Attributes:
-        nbytes: of the piece.
-    """
-
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self.nbytes, self._places = 0, {}
-        for name, x in tensors.items():
-            self._places[name] = slice(self.nbytes, self.nbytes + x.nbytes), x.dtype, x.shape
-            self.nbytes = -(-(self.nbytes + x.nbytes) // 64) * 64
-
-    def views(self, memory: Tensor) -> dict[str, Tensor]:
-        """The tensors in a piece of memory, (nbytes,) uint8."""
-        return {name: memory[at].view(dtype).view(shape) for name, (at, dtype, shape) in self._places.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -25,7 +25,6 @@ from amago.data.trajectory import (
     rows_in,
     rows_of_extra,
 )
-from amago.ops import Packing
 
 
 def rl2_tensor(reward: Tensor, prev_action: Tensor) -> Tensor:
@@ -105,6 +104,27 @@ class RLData:
         obs: Any = traj.obs
         extras: Any = traj.extras
         return cls(obs=obs, extras=extras, **columns(traj))
+
+
+class Packing:
+    """Tensors side by side in one piece of memory, so that all are copied at once.
+
+    Args:
+        tensors: by name; their dtypes and shapes count.
+
+    Attributes:
+        nbytes: of the piece.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.nbytes, self._places = 0, {}
+        for name, x in tensors.items():
+            self._places[name] = slice(self.nbytes, self.nbytes + x.nbytes), x.dtype, x.shape
+            self.nbytes = -(-(self.nbytes + x.nbytes) // 64) * 64
+
+    def views(self, memory: Tensor) -> dict[str, Tensor]:
+        """The tensors in a piece of memory, (nbytes,) uint8."""
+        return {name: memory[at].view(dtype).view(shape) for name, (at, dtype, shape) in self._places.items()}
 
 
 @dataclass

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from amago.agent import BaseAgent
+from amago.data.batch import Packing
 from amago.envs.pool import ActorPool
 from amago.envs.statistics import PhaseStatistics
-from amago.ops import Packing
 from amago.run.process import SharedProcess
 
 Array = np.ndarray[Any, Any]

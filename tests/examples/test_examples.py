@@ -311,8 +311,8 @@ def test_robots_on_a_device_are_those_of_the_host() -> None:
 
 
 def test_robots_on_a_device_are_one_batch(tmp_path: Path) -> None:
-    run("18_point_robot.py", tmp_path, "--on_device", "--parallel_actors", "4096", "--timesteps_per_epoch", "13")
-    assert metrics(tmp_path)[-1]["env_steps"] % (4096 * 13) == 0
+    run("18_point_robot.py", tmp_path, "--on_device", "--parallel_actors", "6", "--timesteps_per_epoch", "16")
+    assert metrics(tmp_path)[-1]["env_steps"] % (6 * 16) == 0
 
 
 def test_mazes_on_a_device_are_one_batch(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from amago.data.batch import Packing
 from amago.envs.amago_env import AMAGOEnv, innermost
 from amago.envs.inner_env import SAME_STEP, AutoReset, autoreset_mode
 from amago.envs.pool.base import ActorPlan
@@ -24,7 +25,6 @@ from amago.envs.pool.memory import Buffers, layout_of
 from amago.envs.pool.sync import Actor, ActorSet, InProcessPool
 from amago.envs.statistics import metric_name
 from amago.hindsight import PolicyInput, Timestep
-from amago.ops import Packing
 from amago.spaces import ActionSpec, NonFiniteError, action_mask_key, all_finite, obs_spec
 from amago.spaces.observations import leaf_spaces
 
@@ -273,23 +273,18 @@ class DeviceActor(Actor):
     def _random(self, part: Any, action: Tensor, eps: Tensor, numbers: Tensor) -> Tensor:
         if part.kind == "continuous":
             return (action + eps * numbers).clamp(-1.0, 1.0)
-        legal = (
-            None
-            if self._mask_key is None
-            else (self._buffers.obs[self._mask_key].reshape(len(action), -1) != 0)[:, part.vector]
-        )
+        legal = None
+        if self._mask_key is not None:
+            legal = (self._buffers.obs[self._mask_key].reshape(len(action), -1) != 0)[:, part.vector]
         if part.kind == "multibinary":
             flipped = torch.where(numbers < eps, 1 - action, action)
             return flipped if legal is None else flipped * legal
-        counts = (
-            torch.arange(1, part.dim + 1, device=self.device).expand(len(action), -1)
-            if legal is None
-            else legal.long().cumsum(1)
-        )
-        wanted = (
-            (numbers[:, 1:] * counts[:, -1:]).long().minimum(counts[:, -1:] - 1)
-        )  # so many legal choices come before the drawn one
-        drawn = (counts <= wanted).sum(1, keepdim=True).clamp(max=part.dim - 1)
+        if legal is None:
+            drawn = (numbers[:, 1:] * part.dim).long().clamp_(max=part.dim - 1)
+        else:
+            counts = legal.long().cumsum(1)
+            wanted = (numbers[:, 1:] * counts[:, -1:]).long().minimum(counts[:, -1:] - 1)  # legal choices before the drawn one
+            drawn = (counts <= wanted).sum(1, keepdim=True).clamp(max=part.dim - 1)
         return torch.where(numbers[:, :1] < eps, drawn, action)
 
     def _write(self) -> None:
