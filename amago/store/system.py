@@ -8,20 +8,20 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-O_CLOEXEC, O_NOFOLLOW, O_NONBLOCK = (getattr(os, f"O_{name}", 0) for name in ("CLOEXEC", "NOFOLLOW", "NONBLOCK"))
-O_BINARY: int = getattr(os, "O_BINARY", 0)
+O_CLOEXEC, O_NOFOLLOW, O_NONBLOCK = (vars(os).get(f"O_{name}", 0) for name in ("CLOEXEC", "NOFOLLOW", "NONBLOCK"))
+O_BINARY: int = vars(os).get("O_BINARY", 0)
 _moving = threading.Lock()
 
 
 def after_fork_in_child(function: Callable[[], None]) -> None:
     """Call a function in each forked child; without effect where processes do not fork."""
-    if hasattr(os, "register_at_fork"):
+    if "register_at_fork" in vars(os):
         os.register_at_fork(after_in_child=function)
 
 
 def signals(*names: str) -> tuple[signal.Signals, ...]:
     """The signals with these names that the system has."""
-    return tuple(signal.Signals[name] for name in names if hasattr(signal, name))
+    return tuple(signal.Signals[name] for name in names if name in signal.Signals.__members__)
 
 
 def _pread(fd: int, count: int, offset: int) -> bytes:
@@ -43,9 +43,9 @@ def _pwrite(fd: int, data: bytes, offset: int) -> int:
         return os.write(fd, data)
 
 
-pread: Callable[[int, int, int], bytes] = getattr(os, "pread", _pread)
-preadv: Callable[[int, Any, int], int] = getattr(os, "preadv", _preadv)
-pwrite: Callable[[int, bytes, int], int] = getattr(os, "pwrite", _pwrite)
+pread: Callable[[int, int, int], bytes] = vars(os).get("pread", _pread)
+preadv: Callable[[int, Any, int], int] = vars(os).get("preadv", _preadv)
+pwrite: Callable[[int, bytes, int], int] = vars(os).get("pwrite", _pwrite)
 
 
 def most_open_files() -> float:
