@@ -292,21 +292,20 @@ class Experiment(ExperimentSettings):
         self.building.resume()
         self.print(self.plan_epochs(self.group.count, self.epoch, self.position.collected, self.env_steps))
         try:
-            with self.signals:
-                try:
-                    with self.console.learning(self):
-                        while self.epoch < self.epochs and not self.should_stop:
-                            self.signals.check()
-                            self._epoch()
+            with self.signals, self.console.learning(self):
+                while self.epoch < self.epochs and not self.should_stop:
                     self.signals.check()
-                except Stopped as stop:  # further signals change nothing while it is saved
-                    return self.building.leave(stop)
+                    self._epoch()
+            self.signals.check()
             if not self.grad_update_counter:
                 check_trained(self, self.data, self.position.has_trained, self.learner.skipped, self.actors.restarts)
             self.moments.call("on_end", self)
+        except Stopped as stop:
+            self.building.leave(stop)
+            if not stop.is_interrupt:
+                raise
         except BaseException as err:
-            if not isinstance(err, Stopped):
-                self.moments.call("on_exception", self, err)
+            self.moments.call("on_exception", self, err)
             raise
 
     def _epoch(self) -> None:

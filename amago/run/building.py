@@ -177,7 +177,7 @@ class Building:
         return True
 
     def leave(self, stop: Stopped) -> None:
-        """Save after a signal; and call the callbacks, close, and raise it again, unless the process goes on."""
+        """Save after a signal; and call the callbacks and close, unless the process goes on."""
         e, before = self.e, self.e.rundir.saved
         e.position.has_collected = False  # the next call collects the rest of the epoch
         try:
@@ -192,7 +192,6 @@ class Building:
             how = "; continue with resume='auto'" if e.rundir.saved > before else ""
             e.print(f"stopped by a signal in epoch {e.epoch}; {saved}{how} (exit code {stop.code})")
             e.moments.call("on_exception", e, stop)
-            raise stop
         finally:
             if not stop.is_interrupt:
                 e.close()

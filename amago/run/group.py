@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Mapping
 from datetime import timedelta
 from types import FrameType, TracebackType
@@ -130,7 +131,9 @@ class Ranks:
 class Signals:
     """A context in which SIGINT, SIGTERM and SIGUSR1 only set `requested`; it is true if the run is to stop.
 
-    Further signals change nothing. On exit the previous handlers are restored. Outside the main thread signals keep their handlers.
+    Further signals change nothing. On exit the previous handlers are restored, with one exception: if the context is left by `Stopped`,
+    signals are ignored until the process has ended, so that none changes its exit code; if `Stopped` is caught and discarded, the
+    previous handlers apply again. Outside the main thread signals keep their handlers.
 
     A signal to one of several ranks reaches the others when all `decide` together: after each update, and at the end of each phase.
 
@@ -181,6 +184,31 @@ class Signals:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        for signum, handler in self._previous.items():
+        after: dict[int, Any] = self._previous
+        if self._previous and isinstance(value, Stopped) and not value.is_interrupt:
+            after = dict.fromkeys(self._previous, _IgnoredUntilExit(weakref.ref(value), self._previous))
+        for signum, handler in after.items():
             signal.signal(signum, handler)
         self._previous = {}
+
+
+class _IgnoredUntilExit:
+    """A handler that ignores signals while a `Stopped` propagates, and restores the previous handlers if it was discarded.
+
+    Python restores default handlers when the interpreter shuts down, but keeps SIG_IGN, which is therefore set at exit.
+    """
+
+    def __init__(self, exception: weakref.ref[Stopped], before: Mapping[int, Any]):
+        self.exception, self.before = exception, dict(before)
+        atexit.register(self._at_exit)
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        if self.exception() is None:  # it was caught, and the process continues
+            for number, handler in self.before.items():
+                signal.signal(number, handler)
+            signal.raise_signal(signum)
+
+    def _at_exit(self) -> None:
+        for number in self.before:
+            if signal.getsignal(number) is self:
+                signal.signal(number, signal.SIG_IGN)

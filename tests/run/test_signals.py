@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -10,6 +12,7 @@ from messages import names
 from tiny import EPISODE, rows
 
 import amago
+from amago.run.group import Signals
 
 # ---- in this process -----------------------------------------------------------------------------------------------------
 
@@ -79,20 +82,61 @@ def test_an_experiment_handles_signals_while_it_learns_only(tmp_path):
     assert not set(during[0]) & set(before)
 
 
-def test_further_signals_change_nothing_until_it_is_saved(tmp_path):
-    class Impatient(stop_at("train", 1)):
-        def save_checkpoint(self):
-            for number in (signal.SIGINT, signal.SIGTERM) if self.signals.requested else ():
-                os.kill(os.getpid(), number)
-            super().save_checkpoint()
+def test_whoever_catches_the_end_hears_signals_again():
+    caught, signals = [], (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    hear = lambda signum, frame: caught.append(signum)  # noqa: E731
+    before = {s: signal.signal(s, hear) for s in signals}
+    try:
+        try:
+            with Signals() as stop:
+                os.kill(os.getpid(), signal.SIGTERM)
+                stop.check()
+        except SystemExit as end:
+            for s in signals:
+                os.kill(os.getpid(), s)
+            code = end.code
+        assert code == 143
+        assert caught == []
+        os.kill(os.getpid(), signal.SIGINT)
+        assert caught == [signal.SIGINT]
+        assert [signal.getsignal(s) for s in signals] == [hear] * 3
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)
 
-    before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(SystemExit) as stop:
-        tiny.learned(tmp_path, experiment_type=Impatient, **SHORT)
-    assert stop.value.code == 143
-    assert signal.getsignal(signal.SIGINT) is before
-    e = tiny.started(tmp_path, resume="auto", **SHORT)
-    assert e.epoch == 1
+
+LEAVE = """
+import atexit, os, signal
+import amago
+from amago.run.group import Signals
+
+def again(*_):
+    print("still here", flush=True)
+    for s in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        os.kill(os.getpid(), s)
+
+class Last:
+    def __del__(self, again=again, os=os):
+        again()
+
+last = Last()
+atexit.register(again)
+try:
+    with Signals() as stop:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert stop
+        again()
+        stop.check()
+finally:
+    again()
+"""
+
+
+def test_signals_change_nothing_until_the_process_has_ended():
+    done = subprocess.run([sys.executable, "-c", LEAVE], env=tiny.environment(), capture_output=True, text=True)
+    assert done.returncode == 138, done
+    assert done.stdout == "still here\n" * 4
+    assert done.stderr == ""
 
 
 def test_outside_the_main_thread_signals_are_left_alone(tmp_path):
