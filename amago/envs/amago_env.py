@@ -57,8 +57,8 @@ class AMAGOEnv(gym.Wrapper[Any, Any, Any, Any]):
 
     Args:
         env: the environment. With ``batched_envs > 1``, or if it is a `gymnasium.vector.VectorEnv`, it takes and returns batches.
-            Its ``single_observation_space`` and ``single_action_space`` are used if it has them; otherwise its spaces describe
-            one row, unless both have a leading dimension of ``batched_envs``.
+            Its ``single_observation_space`` and ``single_action_space`` are used if it has them; otherwise its spaces are of one
+            row.
         env_name: the name under which results are logged. None: ``env.env_name`` if the environment has it (a vectorised one
             may give a list, one name a row), else its Gymnasium id, else its class. "/" becomes "_".
         batched_envs: B, the number of rows.

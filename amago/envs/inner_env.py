@@ -93,34 +93,7 @@ def spaces_of_rows(env: Any, rows: int) -> tuple[gym.Space[Any], gym.Space[Any]]
     if (num_envs := getattr(env, "num_envs", rows)) != rows:
         raise ValueError(f"batched_envs is {rows}, but the vectorised environment has num_envs={num_envs}")
     obs_space = getattr(env, "single_observation_space", env.observation_space)
-    if hasattr(env, "single_action_space") or rows == 1:
-        return obs_space, getattr(env, "single_action_space", env.action_space)
-    obs_row, act_row = _space_of_row(obs_space, rows), _space_of_row(env.action_space, rows)
-    return (obs_space, env.action_space) if obs_row is None or act_row is None else (obs_row, act_row)
-
-
-def _space_of_row(space: gym.Space[Any], rows: int) -> gym.Space[Any] | None:
-    """The space of one row of a space with a leading dimension of ``rows``; None if it has no such dimension."""
-    if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
-        inner = list(space.spaces.values()) if isinstance(space, gym.spaces.Dict) else list(space.spaces)
-        found = [row for sub in inner if (row := _space_of_row(sub, rows)) is not None]
-        if not found or len(found) < len(inner):
-            return None
-        return (
-            gym.spaces.Dict(dict(zip(space.spaces, found))) if isinstance(space, gym.spaces.Dict) else gym.spaces.Tuple(found)
-        )
-    if not space.shape or space.shape[0] != rows:
-        return None
-    if isinstance(space, gym.spaces.Box):
-        return gym.spaces.Box(space.low[0], space.high[0], dtype=space.dtype)  # type: ignore[arg-type]
-    if isinstance(space, gym.spaces.MultiBinary) and len(space.shape) > 1:
-        return gym.spaces.MultiBinary(space.shape[1:])
-    if isinstance(space, gym.spaces.MultiDiscrete):
-        choices, start = space.nvec[0], space.start[0]
-        if np.ndim(choices):
-            return gym.spaces.MultiDiscrete(choices, start=start)
-        return gym.spaces.Discrete(int(choices), start=int(start)) if (space.nvec == choices).all() else None
-    return None
+    return obs_space, getattr(env, "single_action_space", env.action_space)
 
 
 def reset_arguments(env: Any) -> set[str]:

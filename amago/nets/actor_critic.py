@@ -187,7 +187,7 @@ class NCriticsTwoHot(EnsembleCritics):
     arXiv 2403.03950; Hafner et al. 2023, arXiv 2301.04104).
 
     For every action space, each is a network from [s, h(gamma), a] to the logits of O bins. A value is the return at
-    the expected bin, or the expected return (``decoding``).
+    the expected bin (arXiv 2411.11188).
 
     Args:
         d_hidden, n_layers, dropout_p, activation: of each network.
@@ -198,9 +198,7 @@ class NCriticsTwoHot(EnsembleCritics):
         label_type: "twohot" or "hlgauss", see `amago.nets.twohot.Bins`.
         sigma: standard deviation of the latter, in widths of a bin.
         init_value: value of every action before training, for every critic: a return strictly between ``min_return`` and
-            ``max_return``. None: 0 or near it with ``use_symlog`` and "mean_return"; else the outputs of a random last layer,
-            whose values are near the middle of the bins.
-        decoding: "mean_bin" (arXiv 2411.11188) or "mean_return", see `amago.nets.twohot.Bins`.
+            ``max_return``. None: the outputs of a random last layer, whose values are near the middle of the bins.
         clamp_labels: clamp targets of "hlgauss" labels to the bins.
         normalization: see `NCritics`.
     """
@@ -225,7 +223,6 @@ class NCriticsTwoHot(EnsembleCritics):
         label_type: str = "twohot",
         sigma: float = 0.75,
         init_value: float | None = None,
-        decoding: str = "mean_bin",
         clamp_labels: bool = True,
         normalization: str = "none",
     ) -> None:
@@ -234,12 +231,11 @@ class NCriticsTwoHot(EnsembleCritics):
         low = -LARGEST_RETURN if min_return is None else min_return
         high = LARGEST_RETURN if max_return is None else max_return
         self.num_bins, self.label_type, self.sigma = output_bins, label_type, sigma
-        self.bins = Bins(low, high, output_bins, use_symlog, label_type, sigma, decoding, clamp_labels)
+        self.bins = Bins(low, high, output_bins, use_symlog, label_type, sigma, clamp_labels)
         self.net = EnsembleMLP(
             num_critics, state_dim + 1 + action_dim, d_hidden, n_layers, output_bins, dropout_p, activation, normalization
         )
-        # A random layer would value actions at +-100, because the largest bins, at 100,000, are as likely as any other.
-        if init_value is not None or (use_symlog and decoding == "mean_return"):
+        if init_value is not None:
             nn.init.zeros_(self.net.output_layer.weight)
             self.net.output_layer.bias.data.copy_(self.bins.initial_logits(init_value))
 

@@ -16,17 +16,6 @@ from amago.config import fast_paths
 from amago.ops import symexp, symlog
 
 LABELS = ("twohot", "hlgauss")
-DECODINGS = ("mean_return", "mean_bin")
-_LARGEST_TILT = 12.0
-"""The most by which the first logits of two bins differ, unless their value was given: training soon overcomes it."""
-
-
-def _between(x: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """The index of the largest of the increasing ``values`` (O,) below x, the last excepted, and the share of the way to the
-    next, 0 to 1. NaN has an index within bounds, and share NaN."""
-    x = x.clamp(values[0], values[-1])
-    low = (torch.searchsorted(values, x.contiguous(), right=True) - 1).clamp(0, len(values) - 2)
-    return low, (x - values[low]) / (values[low + 1] - values[low])
 
 
 def two_hot(x: Tensor, values: Tensor) -> Tensor:
@@ -35,7 +24,10 @@ def two_hot(x: Tensor, values: Tensor) -> Tensor:
 
     Numbers beyond the bins count as the first or last value. Labels of NaN contain NaN.
     """
-    low, share = _between(x, values.to(x.dtype))
+    values = values.to(x.dtype)
+    x = x.clamp(values[0], values[-1])
+    low = (torch.searchsorted(values, x.contiguous(), right=True) - 1).clamp(0, len(values) - 2)
+    share = (x - values[low]) / (values[low + 1] - values[low])
     labels = torch.zeros(*x.shape[:-1], len(values), dtype=x.dtype, device=x.device)
     labels.scatter_(-1, low, 1.0 - share)
     return labels.scatter_(-1, low + 1, share)
@@ -124,24 +116,15 @@ class Bins(nn.Module):
         use_symlog: space them evenly in symlog(return), so that their width grows with the return; else in the return.
         label_type: "twohot" (`two_hot`) or "hlgauss" (`hl_gauss`).
         sigma: standard deviation of the latter, in widths of a bin.
-        decoding: value of distributions over bins. "mean_return": their expected return, sum_o p_o symexp(centre_o), as
-            DreamerV3 has it (Hafner et al. 2023, arXiv 2301.04104); labels are made such that they are worth the target.
-            "mean_bin": symexp(sum_o p_o centre_o), with labels whose mean bin is symlog(target). This undervalues rare large
-            returns, but an error in the probability of a far larger return matters less: it suits tasks whose returns differ by
-            orders of magnitude and are hardly random. Without ``use_symlog`` both values are the same.
         clamp_labels: "hlgauss" labels of returns beyond the bins equal the labels of the first or last centre; else they are
             zeros far beyond.
 
     Attributes:
         centers: (O,), in symlog(return) with ``use_symlog``.
-        returns: (O,), the return of each centre.
         fast: on CPUs, process logits in blocks that stay in the cache.
     """
 
     centers: Tensor
-    returns: Tensor
-    _grid: Tensor
-    _worth: Tensor
 
     def __init__(
         self,
@@ -151,7 +134,6 @@ class Bins(nn.Module):
         use_symlog: bool,
         label_type: str,
         sigma: float,
-        decoding: str = "mean_bin",
         clamp_labels: bool = True,
     ) -> None:
         super().__init__()
@@ -161,24 +143,13 @@ class Bins(nn.Module):
             raise ValueError(f"min_return < max_return must hold, got min_return={min_return}, max_return={max_return}")
         if label_type not in LABELS:
             raise ValueError(f"label_type={label_type!r} is unknown: use one of {', '.join(LABELS)}")
-        if decoding not in DECODINGS:
-            raise ValueError(f"decoding={decoding!r} is unknown: use one of {', '.join(DECODINGS)}")
         if not 0.0 < sigma < math.inf:
             raise ValueError(f"sigma must be positive, got sigma={sigma}")
         self.min_return, self.max_return, self.use_symlog = float(min_return), float(max_return), use_symlog
         self.fast = fast_paths()
-        self.label_type, self.sigma, self.decoding = label_type, sigma, decoding
-        self.clamp_labels = clamp_labels
+        self.label_type, self.sigma, self.clamp_labels = label_type, sigma, clamp_labels
         low, high = self.spread(torch.tensor([self.min_return, self.max_return])).tolist()
-        centers = torch.linspace(low, high, output_bins)
-        self.register_buffer("centers", centers, persistent=False)
-        self.register_buffer("returns", self.unspread(centers.double()).float(), persistent=False)
-        self._symmetric = self.min_return == -self.max_return
-        # symexp is convex: "hlgauss" labels around a number are worth more than it. This table maps a value to the number.
-        grid = torch.linspace(low, high, 16 * output_bins).double()
-        worth = self.spread(self._decode(hl_gauss(grid[:, None], centers.double(), sigma)))
-        self.register_buffer("_grid", grid.float(), persistent=False)
-        self.register_buffer("_worth", worth.float(), persistent=False)
+        self.register_buffer("centers", torch.linspace(low, high, output_bins), persistent=False)
 
     def spread(self, returns: Tensor) -> Tensor:
         """Returns on the scale of the centres."""
@@ -189,7 +160,7 @@ class Bins(nn.Module):
         return symexp(x) if self.use_symlog else x
 
     def value(self, logits: Tensor) -> Tensor:
-        """The value of distributions by ``decoding``, (..., O) -> (..., 1)."""
+        """The value of distributions, the return at their mean bin: (..., O) -> (..., 1)."""
         with torch.autocast(logits.device.type, enabled=False):  # autocast would round the product to half precision
             if self._in_blocks(logits) and not (logits.requires_grad and torch.is_grad_enabled()):
                 value = torch.cat([self._decode(logits[rows].float().softmax(dim=-1)) for rows in _blocks(logits)])
@@ -199,27 +170,15 @@ class Bins(nn.Module):
 
     def _decode(self, probs: Tensor) -> Tensor:
         """(..., O) -> (...)."""
-        if self.decoding == "mean_bin":
-            return self.unspread(probs @ self.centers.to(probs.dtype))
-        if not self._symmetric:
-            return probs @ self.returns.to(probs.dtype)
-        # Bins of opposite return are subtracted first: in another order, only rounding errors of large returns would remain.
-        half = len(self.returns) // 2
-        return (probs[..., -half:] - probs[..., :half].flip(-1)) @ self.returns[-half:].to(probs.dtype)
+        return self.unspread(probs @ self.centers.to(probs.dtype))
 
     def labels(self, returns: Tensor) -> Tensor:
         """The target distributions of returns, (..., 1) -> (..., O)."""
-        if self.label_type == "twohot":
-            if self.decoding == "mean_bin":
-                return two_hot(self.spread(returns.float()), self.centers)
-            return two_hot(returns.float(), self.returns)
         returns = returns.float()
+        if self.label_type == "twohot":
+            return two_hot(self.spread(returns), self.centers)
         clamped = returns.clamp(self.min_return, self.max_return) if self.clamp_labels else returns
-        if self.decoding == "mean_bin":
-            return hl_gauss(self.spread(clamped), self.centers, self.sigma)
-        x = self.spread(clamped)
-        low, share = _between(x, self._worth)
-        return hl_gauss(self._grid[low].lerp(self._grid[low + 1], share), self.centers, self.sigma)
+        return hl_gauss(self.spread(clamped), self.centers, self.sigma)
 
     def cross_entropy(self, logits: Tensor, returns: Tensor) -> Tensor:
         """The cross-entropy (..., 1) of logits (..., O) against the labels of returns (..., 1), which broadcast."""
@@ -237,22 +196,20 @@ class Bins(nn.Module):
         """True where a return lies outside of the bins, so that no output represents it."""
         return (returns < self.min_return) | (returns > self.max_return)
 
-    def initial_logits(self, init_value: float | None) -> Tensor:
-        """Logits (O,), linear in the bin, of a distribution whose value is ``init_value``; None: of value 0, or as near to it
-        as is possible with logits that differ by no more than 12.
+    def initial_logits(self, init_value: float) -> Tensor:
+        """Logits (O,), linear in the bin, of a distribution whose value is ``init_value``.
 
         Raises:
-            ValueError: ``init_value`` does not lie strictly between ``min_return`` and ``max_return``.
+            ValueError: it does not lie strictly between ``min_return`` and ``max_return``.
         """
-        if init_value is not None and not self.min_return < init_value < self.max_return:
+        if not self.min_return < init_value < self.max_return:
             raise ValueError(
                 f"init_value must lie strictly between min_return={self.min_return} and max_return={self.max_return}, "
                 f"got init_value={init_value}"
             )
         x = torch.linspace(-0.5, 0.5, len(self.centers), dtype=torch.float64)
-        largest = _LARGEST_TILT if init_value is None else 50.0 * len(x)
-        low, high = torch.tensor([-largest, largest], dtype=torch.float64)
+        low, high = torch.tensor([-50.0, 50.0], dtype=torch.float64) * len(x)
         for _ in range(100):  # the value grows with the tilt: bisect
             tilt = 0.5 * (low + high)
-            low, high = (tilt, high) if self._decode((tilt * x).softmax(0)) < (init_value or 0.0) else (low, tilt)
+            low, high = (tilt, high) if self._decode((tilt * x).softmax(0)) < init_value else (low, tilt)
         return (tilt * x).log_softmax(0).float()

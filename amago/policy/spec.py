@@ -154,7 +154,7 @@ def _bindings_of_a_policy(spec: Mapping[str, Any], modules: Sequence[str]) -> di
     found = {}
     for name, encoded in without_run(spec)["bindings"].items():
         if (
-            name.endswith((".Agent.expectile", ".MultiTaskAgent.expectile")) or encoded == "retrace"
+            name.endswith((".Agent.expectile", ".MultiTaskAgent.expectile", ".NCriticsTwoHot.decoding")) or encoded == "retrace"
         ):  # of earlier versions, for training
             continue
         try:

@@ -46,7 +46,7 @@ class Oracle:
     Attributes:
         params, target_params: actor's and critics', by the names ``actor.*`` and ``critics.*``.
         kind: of actions. exact: discrete actions, valued by expectation.
-        bins: centres of two-hot critics, in symlog(return); None: scalar critics. decoding: "mean_bin" or "mean_return".
+        bins: centres of two-hot critics, in symlog(return); None: scalar critics.
         popart: mu, nu, w, b, t, each (G,); the statistics before the update.
         temperature: weights (G,) of the entropy; None: it has none.
     """
@@ -65,7 +65,6 @@ class Oracle:
     popart: dict
     beta: float = 5e-4
     bins: torch.Tensor | None = None
-    decoding: str = "mean_bin"
     num_actions: int = 4
     targets: str = "n_step"
     trace_lambda: float = 0.95
@@ -174,13 +173,11 @@ class Oracle:
         if self.bins is None:
             return out[0]
         p = torch.exp(out) / torch.exp(out).sum()
-        if self.decoding == "mean_return":
-            return (p * symexp(self.bins)).sum()
         return symexp((p * self.bins).sum())
 
     def label(self, y):
         """The two-hot label (O,) of a return: the weights of its neighbours give the return back when they are decoded."""
-        values, x = (symexp(self.bins), y) if self.decoding == "mean_return" else (self.bins, symlog(y))
+        values, x = self.bins, symlog(y)
         x = x.clamp(values[0], values[-1])
         high = 1
         while high < len(values) - 1 and values[high] <= x:

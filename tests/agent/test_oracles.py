@@ -1,6 +1,5 @@
 """Losses and gradients of whole agents against `loss_oracle`: several critics, samples, discounts and rewards in a target."""
 
-import inspect
 import math
 from types import SimpleNamespace
 
@@ -12,7 +11,6 @@ from torch.overrides import TorchFunctionMode
 
 from amago import config
 from amago.agent import Agent, MultiTaskAgent, binary_filter, exp_filter
-from amago.nets.actor_critic import NCriticsTwoHot
 
 C, K, N_STEP, LENGTHS = 3, 2, 2, [6, 4, 1]
 LOW, HIGH, BINS = -200.0, 500.0, 16
@@ -22,7 +20,6 @@ FILTERS = {
     "binary": (lambda a: binary_filter(a, TINY), lambda a: float(a > TINY)),
     "exp": (exp_filter, lambda a: torch.exp(a).clamp(max=100.0)),
 }
-DECODINGS = ["mean_bin", "mean_return"] if "decoding" in inspect.signature(NCriticsTwoHot).parameters else ["mean_bin"]
 
 
 class Recorder(TorchFunctionMode):
@@ -78,31 +75,30 @@ def batch_of(kind):
     return batch
 
 
-def oracle_of(agent, kind, weight, decoding, **settings):
+def oracle_of(agent, kind, weight, **settings):
     params = dict(agent.named_parameters())
     popart = {k: getattr(agent.popart, "_t" if k == "t" else k).double().flatten().clone() for k in ("mu", "nu", "w", "b", "t")}
     twohot = isinstance(agent, MultiTaskAgent)
     return Oracle(
         params=params, target_params={k[len("target_") :]: v for k, v in params.items() if k.startswith("target_")},
         kind=kind, exact=kind == "discrete" and not twohot, gammas=[0.5, 0.75, 0.875], num_critics=C, reward_multiplier=10.0,
-        weight=weight, popart=popart, decoding=decoding,
+        weight=weight, popart=popart,
         bins=torch.linspace(-math.log1p(-LOW), math.log1p(HIGH), BINS) if twohot else None, **settings,
     )  # fmt: skip
 
 
 def cases():
     for kind in SPACES:
-        yield Agent, kind, 1.0, 0.1, "binary", "mean_bin"
-        yield Agent, kind, 0.0, 1.0, "exp", "mean_bin"
-        for decoding in DECODINGS:
-            yield MultiTaskAgent, kind, 0.0, 1.0, "binary", decoding
-            yield MultiTaskAgent, kind, 0.7, 0.4, "exp", decoding
+        yield Agent, kind, 1.0, 0.1, "binary"
+        yield Agent, kind, 0.0, 1.0, "exp"
+        yield MultiTaskAgent, kind, 0.0, 1.0, "binary"
+        yield MultiTaskAgent, kind, 0.7, 0.4, "exp"
 
 
-@pytest.mark.parametrize(("agent_type", "kind", "online", "offline", "name", "decoding"), list(cases()))
+@pytest.mark.parametrize(("agent_type", "kind", "online", "offline", "name"), list(cases()))
 @pytest.mark.usefixtures("_float64")
-def test_losses_and_gradients(agent_type, kind, online, offline, name, decoding):
-    check(agent_type, kind, online, offline, name, decoding, {"n_step": N_STEP})
+def test_losses_and_gradients(agent_type, kind, online, offline, name):
+    check(agent_type, kind, online, offline, name, {"n_step": N_STEP})
 
 
 def trace_cases():
@@ -116,7 +112,7 @@ def trace_cases():
 @pytest.mark.usefixtures("_float64")
 def test_losses_and_gradients_of_targets_over_sequences(agent_type, kind, online, targets):
     options = {"targets": targets, "trace_lambda": 0.8}
-    check(agent_type, kind, online, 0.3, "binary", "mean_bin", options, {"n_step": 1, **options})
+    check(agent_type, kind, online, 0.3, "binary", options, {"n_step": 1, **options})
 
 
 def entropy_cases():
@@ -131,7 +127,7 @@ def entropy_cases():
 def test_losses_and_gradients_with_an_entropy(agent_type, kind, targets):
     options = {"targets": targets, "n_step": N_STEP if targets == "n_step" else 1}
     entropy = {"entropy_target": -1.0 if kind == "continuous" else 0.5, "entropy_coeff": 1.5}
-    check(agent_type, kind, 0.7, 0.3, "binary", "mean_bin", options | entropy, options | {"temperature": [1.0, 2.0, 0.5]})
+    check(agent_type, kind, 0.7, 0.3, "binary", options | entropy, options | {"temperature": [1.0, 2.0, 0.5]})
 
 
 @pytest.mark.parametrize("kind", list(SPACES))
@@ -139,16 +135,16 @@ def test_losses_and_gradients_with_an_entropy(agent_type, kind, targets):
 @pytest.mark.usefixtures("_float64")
 def test_losses_and_gradients_with_normalised_critics(agent_type, kind):
     config.bind({"NCritics.normalization": "layer", "NCriticsTwoHot.normalization": "layer"})
-    check(agent_type, kind, 0.7, 0.3, "exp", "mean_bin", {"n_step": N_STEP})
+    check(agent_type, kind, 0.7, 0.3, "exp", {"n_step": N_STEP})
 
 
-def check(agent_type, kind, online, offline, name, decoding, options, of_oracle=None):
+def check(agent_type, kind, online, offline, name, options, of_oracle=None):
     torch.manual_seed(0)
     function, weight = FILTERS[name]
     config.bind({
         "Multigammas.discrete": [0.5, 0.75], "Multigammas.continuous": [0.5, 0.75], "FFTstepEncoder.normalize_inputs": False,
         "NCriticsTwoHot.min_return": LOW, "NCriticsTwoHot.max_return": HIGH,
-    } | ({"NCriticsTwoHot.decoding": decoding} if len(DECODINGS) > 1 else {}))  # fmt: skip
+    })  # fmt: skip
     agent = perturbed(build(
         kind, agent_type=agent_type, online_coeff=online, offline_coeff=offline, num_critics=C, num_critics_td=2, **options,
         gamma=0.875, fbc_filter_func=function, num_actions_for_value_in_actor_loss=K, num_actions_for_value_in_critic_loss=K,
@@ -157,7 +153,7 @@ def check(agent_type, kind, online, offline, name, decoding, options, of_oracle=
         assert agent.temperature.value.flatten().tolist() == pytest.approx([1.5, 1.5, 1.5])
         agent.temperature.log.copy_(torch.tensor(of_oracle["temperature"]).log()[:, None])
     batch = batch_of(kind)
-    oracle = oracle_of(agent, kind, weight, decoding, online=online, offline=offline, **(of_oracle or options))
+    oracle = oracle_of(agent, kind, weight, online=online, offline=offline, **(of_oracle or options))
     data = SimpleNamespace(
         states=agent.encode(batch), rews=batch.rews, dones=batch.dones, actions=batch.actions, lengths=LENGTHS,
     )  # fmt: skip

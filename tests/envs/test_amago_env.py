@@ -192,33 +192,3 @@ def test_the_horizon_is_the_outermost_time_limit_or_attribute():
         horizon = 150
 
     assert AMAGOEnv(Thrice(gym.wrappers.TimeLimit(Attribute(), 50)), env_name="E").horizon == 150
-
-
-class Side(gym.Env):
-    """Four rows whose spaces have the batch dimension."""
-
-    def __init__(self, obs, action):
-        self.rows = obs, action
-        self.observation_space, self.action_space = (gym.vector.utils.batch_space(space, 4) for space in self.rows)
-
-    def reset(self, *, seed=None, options=None):
-        return self.observation_space.sample(), {}
-
-    def step(self, action):
-        assert len(action) == 4
-        return self.observation_space.sample(), np.zeros(4), np.zeros(4, bool), np.zeros(4, bool), {}
-
-
-@pytest.mark.parametrize(
-    "obs",
-    [
-        gym.spaces.Box(-1, 1, (3,), np.float32),
-        gym.spaces.Dict(a=gym.spaces.Box(0, 255, (2, 2), np.uint8), b=gym.spaces.Discrete(3)),
-    ],
-)
-@pytest.mark.parametrize("action", [gym.spaces.Discrete(5, start=2), gym.spaces.Box(-2, 2, (2,), np.float32)])
-def test_spaces_of_a_vectorised_environment_may_have_the_batch_dimension(obs, action):
-    env, one = AMAGOEnv(Side(obs, action), env_name="E", batched_envs=4), AMAGOEnv(Plain(action, obs))
-    assert (env.observation_space, env.action_spec.space) == (one.observation_space, action)
-    env.reset()
-    env.step(env.action_spec.zeros(4))

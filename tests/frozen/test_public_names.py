@@ -21,6 +21,7 @@ GONE = {
     "critics_td_per_step": "no gain was measured",
     "advantage_learning": "no gain was measured",
     "expectile": "no gain was measured on either record",
+    "decoding": "`NCriticsTwoHot.use_symlog = False`, whose values are expected returns",
     "amago.nets.actor_critic.StateValues": "the same",
     "amago.ops.expectile_loss": "the same",
     **dict.fromkeys(

@@ -114,7 +114,6 @@ REFUSED = {
         (lambda: NCriticsTwoHot(8, 4, True, GAMMAS, max_return=math.inf), ("max_return=inf",)),
         (lambda: NCriticsTwoHot(8, 4, True, GAMMAS, output_bins=1), ("output_bins=1",)),
         (lambda: NCriticsTwoHot(8, 4, True, GAMMAS, label_type="one_hot"), ("label_type='one_hot'", "twohot, hlgauss")),
-        (lambda: NCriticsTwoHot(8, 4, True, GAMMAS, decoding="mean"), ("decoding='mean'", "mean_return, mean_bin")),
         (lambda: NCriticsTwoHot(8, 4, True, GAMMAS, sigma=0.0), ("sigma=0.0",)),
         (lambda: NCriticsTwoHot(8, 4, True, GAMMAS, init_value=1e5), ("init_value=100000.0", "max_return=100000.0")),
     ],
