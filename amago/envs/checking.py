@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from amago.data.findings import Findings, StopChecking, of_exception
 from amago.envs.amago_env import AMAGOEnv, AMAGOWrapper, innermost
+from amago.envs.exploration import made_legal
 from amago.envs.inner_env import learning_wrappers, reset_arguments
-from amago.envs.noise import made_legal
 from amago.envs.recorder import Recorder
 from amago.envs.statistics import AMAGO_ENV_LOG_PREFIX
 from amago.hindsight import Timestep

@@ -244,7 +244,7 @@ class DeviceActor(Actor):
             self._write()
 
     def _explore(self, action: Tensor) -> Tensor:
-        """The stored actions to take instead of the policy's: `amago.envs.noise.random_part` and `made_legal`, with tensors."""
+        """The stored actions to take instead of the policy's: `amago.envs.exploration.random_part` and `made_legal`, with tensors."""
         e: Any = self.exploration
         if e is None:
             return action
