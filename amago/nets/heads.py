@@ -216,15 +216,6 @@ def outputs_of(result: Tensor | Distribution) -> Tensor:
     return result  # type: ignore[return-value]
 
 
-@torch.no_grad()
-def divide_layer(layer: nn.Module, factor: Tensor) -> None:
-    """Divide the outputs of a linear layer. Gradients that its parameters already have are converted to the new parameters."""
-    for param in layer.parameters():
-        param.div_(factor)
-        if param.grad is not None:
-            param.grad.mul_(factor)
-
-
 class EnsembleCritics(BaseCriticHead):
     """Critics whose networks are an `amago.nets.ensemble.EnsembleMLP`, ``self.net``.
 
@@ -251,7 +242,10 @@ class EnsembleCritics(BaseCriticHead):
         bit."""
         assert self.output_scale is not None
         self.output_scale.mul_(factor)
-        divide_layer(self.net.output_layer, factor)
+        for param in self.net.output_layer.parameters():
+            param.div_(factor)
+            if param.grad is not None:  # of the parameters before
+                param.grad.mul_(factor)
 
     def scaled(self, out: Tensor) -> Tensor:
         """The networks' outputs -> the critics' outputs."""
