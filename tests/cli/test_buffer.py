@@ -408,7 +408,7 @@ def test_extra_fields_survive_export_and_import(capsys):
     assert "extra field   'state': (1, 2) float64, rows T+1" in capsys.readouterr().out
     assert buffer("verify", "run") == 0
     assert buffer("verify", "bad") == 1
-    assert reports(capsys.readouterr().out, "extra field", "'state'", "finite", "step 4")
+    assert reports(capsys.readouterr().out, "extras['state']", "finite", "step 4")
     assert buffer("export", "run", "demo/extras-v0") == 0
     assert buffer("import", "demo/extras-v0", "again") == 0
     stores = []
