@@ -1,8 +1,9 @@
-"""Write ``docs/errors.md`` from the table of mistakes in the tests: ``python docs/make_errors.py``."""
+"""Make each mistake of the table in the tests, and write its message to ``docs/errors.md``: ``python docs/make_errors.py``."""
 
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -29,16 +30,20 @@ The tests make each of the mistakes below and compare the whole message. This pa
 """
 
 
-def page(cases: Iterable[Any]) -> str:
+def page(cases: Iterable[Any], messages: Iterable[str]) -> str:
     """The page in Markdown; ``cases`` as in ``tests/bad_input_cases.py``."""
-    groups: dict[str, list[Any]] = {}
-    for case in cases:
-        groups.setdefault(case.group, []).append(case)
+    groups: dict[str, list[str]] = {}
+    for case, message in zip(cases, messages, strict=True):
+        groups.setdefault(case.group, []).append(row(case, message))
     parts = [HEAD]
-    for group, members in groups.items():
-        rows = [f"| {_cell(c.what)} | `{c.kind.__name__}` | {_cell(_shown(c.message))} |" for c in members]
+    for group, rows in groups.items():
         parts.append("\n".join([f"## {group}\n", "| mistake | error | message |", "| --- | --- | --- |", *rows]) + "\n")
     return "\n".join(parts)
+
+
+def row(case: Any, message: str) -> str:
+    """The line of a mistake in the table of its group."""
+    return f"| {_cell(case.what)} | `{case.kind.__name__}` | {_cell(_shown(message))} |"
 
 
 def _shown(message: str) -> str:
@@ -55,9 +60,18 @@ def _cell(text: str) -> str:
 
 def main() -> None:
     sys.path.insert(0, str(ROOT / "tests"))
+    import tiny
     from bad_input_cases import CASES
 
-    PAGE.write_text(page(CASES))
+    from amago import config
+
+    messages = []
+    for case in CASES:
+        with tempfile.TemporaryDirectory() as root:
+            messages.append(case.message(Path(root)))
+            tiny.close_all()
+        config.clear()
+    PAGE.write_text(page(CASES, messages))
 
 
 if __name__ == "__main__":
