@@ -156,7 +156,7 @@ def space_convert(space: Any) -> gym.Space[Any]:
     arguments = {name: getattr(space, name) for name in _ARGUMENTS[kind]}
     if kind == "Discrete":
         arguments["start"] = getattr(space, "start", 0)
-    return getattr(gym.spaces, kind)(**arguments)  # type: ignore[no-any-return]
+    return vars(gym.spaces)[kind](**arguments)  # type: ignore[no-any-return]
 
 
 # Of other libraries

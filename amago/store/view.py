@@ -28,7 +28,7 @@ _preadv = system.preadv
 _fstat = os.fstat
 _ATTEMPTS = 3
 _ERRORS = ("EIO", "ESTALE", "ENODATA", "EBADMSG", "EUCLEAN", "EREMOTEIO")
-_UNREADABLE = {getattr(errno, name) for name in _ERRORS if hasattr(errno, name)}
+_UNREADABLE = {vars(errno)[name] for name in _ERRORS if name in vars(errno)}
 
 
 Slots = tuple[sc.Slot, ...]

@@ -206,7 +206,7 @@ class CrafterInstructions(gym.Env[Observation, np.int64]):
         self._env = crafter.Env(size=(64, 64), length=None, seed=0)
         self._env._sem_view = self._env._obs = _nothing  # drawing takes longer than the rest of a step
         self._env._local_view = FastLocalView(self._env._local_view)
-        creatures = [getattr(self._objects, name) for name in CREATURES[:-1]]
+        creatures = [vars(self._objects)[name] for name in CREATURES[:-1]]
         self._kind = {cls: 1 + len(MATERIALS) + i for i, cls in enumerate(creatures)}
         box = gym.spaces.Box
         shape, high = {"render": ((64, 64, 3), 255), "crop": ((49, 63, 3), 255), "local": ((*_VIEW, len(CHANNELS)), 1)}[

@@ -55,7 +55,7 @@ def metaworld_tasks(benchmark: str, seed: int | None = 0) -> MetaWorldTasks:
     name = str(benchmark)
     if name.upper() in SUITES:
         name = name.upper()
-        drawn = getattr(metaworld, name)(seed=seed)
+        drawn = vars(metaworld)[name](seed=seed)
     else:
         base, _, version = name.rpartition("-")
         if version in ("v1", "v2") and f"{base}-v3" in known:

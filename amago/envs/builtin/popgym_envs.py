@@ -47,11 +47,11 @@ def game_name(game: str) -> str:
 def _make(game: str) -> tuple[gym.Env[Any, Any], int]:
     """The environment of POPGym, and the maximum number of steps of its episodes."""
     envs = require("popgym.envs", "popgym")
-    if not hasattr(envs, game):  # popgym omits mazes if mazelib is missing
+    if game not in vars(envs):  # popgym omits mazes if mazelib is missing
         require("mazelib", "popgym")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Maze environments", DeprecationWarning)  # advice against them as benchmarks
-        env = getattr(envs, game)()
+        env = vars(envs)[game]()
     if game.startswith("Concentration"):
         return env, int(env.episode_length)
     if game.startswith("HigherLower"):

@@ -106,12 +106,12 @@ def make_pool(
             from amago.envs.pool.device import DevicePool
 
             return DevicePool(plan, max_env_restarts)
-    if env_mode == "async" and not hasattr(select, "poll"):
+    if env_mode == "async" and "poll" not in vars(select):
         warnings.warn(
             "env_mode='async' is not available on this system: all environments are stepped in this process ('sync')",
             stacklevel=2,
         )
-    if env_mode not in ("async", "auto") or not hasattr(select, "poll"):
+    if env_mode not in ("async", "auto") or "poll" not in vars(select):
         return InProcessPool(plan, max_env_restarts)
     return AsyncPool(plan, workers, step_timeout, start_timeout, max_env_restarts, mp_context)
 

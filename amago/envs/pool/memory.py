@@ -111,14 +111,14 @@ def shared_block(size: int) -> int:
     available = psutil.virtual_memory().available + psutil.swap_memory().free
     if size > available:
         raise _too_little(size, "shared memory", f"only {available / 2**20:.1f} MiB are left on this machine")
-    if hasattr(os, "memfd_create"):
+    if "memfd_create" in vars(os):
         fd = os.memfd_create("amago-actors", os.MFD_CLOEXEC)
     else:
         with tempfile.TemporaryFile() as file:
             fd = os.dup(file.fileno())
     try:
         os.ftruncate(fd, size)
-        if hasattr(os, "posix_fallocate"):
+        if "posix_fallocate" in vars(os):
             os.posix_fallocate(fd, 0, size)
     except (OSError, OverflowError) as err:
         os.close(fd)

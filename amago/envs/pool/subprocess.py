@@ -434,7 +434,7 @@ class AsyncPool(ActorPool):
 
 def usable_cores() -> int:
     """Processor cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if "sched_getaffinity" in vars(os) else os.cpu_count() or 1
 
 
 def _context(name: str | None) -> BaseContext:
