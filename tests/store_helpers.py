@@ -1,7 +1,10 @@
 """Trajectories whose every number says where it belongs, and shorthand for writers and stores."""
 
+from contextlib import closing
+
 import gymnasium as gym
 import numpy as np
+from counting_env import check_traj, length_of
 
 from amago.data.trajectory import StoredTraj
 from amago.store import TrajectoryStore, TrajectoryWriter
@@ -77,6 +80,21 @@ def opened(root, *args, **kwargs) -> TrajectoryStore:
     store = TrajectoryStore(root, *args, **kwargs)
     store.refresh()
     return store
+
+
+def stored(root) -> list[StoredTraj]:
+    """The trajectories of a buffer."""
+    with closing(opened(root)) as store:
+        return [store.read(i) for i in range(len(store))]
+
+
+def whole_episodes(root) -> list[tuple[int, int]]:
+    """Actor and episode of every trajectory of a `CountingEnv`; each must be whole and end as its environment did."""
+    found = [check_traj(traj, "discrete") for traj in stored(root)]
+    assert all((begin, n) == (0, length_of(actor, episode)) for actor, episode, begin, n in found), (
+        "unfinished ones are recorded"
+    )
+    return [(actor, episode) for actor, episode, *_ in found]
 
 
 def episodes(store) -> list[int]:

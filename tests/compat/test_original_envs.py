@@ -4,12 +4,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from messages import naming
+from store_helpers import stored
 
 from amago.envs import AMAGO_ENV_LOG_PREFIX, AMAGOEnv, make_pool
 from amago.envs.amago_env import EnvCreator, SequenceWrapper
 from amago.envs.env_utils import DummyAsyncVectorEnv, space_convert
 from amago.envs.exploration import ExplorationWrapper
-from amago.store import TrajectoryStore
 
 
 class Battle(gym.Env):
@@ -34,13 +34,6 @@ class Battle(gym.Env):
 
     def take_long_break(self):
         return f"break {self.battles}"
-
-
-def recorded(root):
-    """The trajectories below ``fifo``."""
-    store = TrajectoryStore(root)
-    store.refresh()
-    return [store.read(i) for i in range(len(store))]
 
 
 class BattleAMAGO(AMAGOEnv):
@@ -126,7 +119,7 @@ def two_battles():
     return AMAGOEnv(vec, "two", batched_envs=2)
 
 
-def test_an_own_form_of_actions_is_seen_and_recorded(tmp_path):
+def test_an_own_form_of_actions_is_seen_and_stored(tmp_path):
     class Halved(AMAGOEnv):
         def make_action_rep(self, action):
             return super().make_action_rep(action) / 2
@@ -145,7 +138,7 @@ def test_an_own_form_of_actions_is_seen_and_recorded(tmp_path):
             assert env.current_timestep[1].tolist() == [[0.0, 0.5, -0.25]]
     env.close()
     np.testing.assert_allclose(env.unwrapped.given[0], [3.0, -1.5])
-    (traj,) = recorded(tmp_path)
+    (traj,) = stored(tmp_path)
     assert traj.actions.tolist() == [[0.5, -0.25]] * 5
     soft = Soft()
     soft.reset()

@@ -4,15 +4,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import tiny
+from store_helpers import stored
 
 from amago.envs import from_pettingzoo, from_sb3_vec_env
-from amago.store import TrajectoryStore
-
-
-def recorded(experiment):
-    store = TrajectoryStore(experiment.dataset.buffer_dir)
-    store.refresh()
-    return [store.read(i) for i in range(len(store))]
 
 
 class Counter(gym.Env):
@@ -39,7 +33,7 @@ def test_environments_of_stable_baselines3(tmp_path):
         tmp_path, lambda: from_sb3_vec_env(vec.DummyVecEnv([Counter, Counter]), "Counter"), env_mode="already_vectorized", parallel_actors=2,
         train_timesteps_per_epoch=9,
     )  # fmt: skip
-    found = recorded(e)
+    found = stored(e.dataset.buffer_dir)
     e.close()
     assert len(found) >= 4
     for traj in found:
@@ -92,7 +86,7 @@ def test_agents_of_pettingzoo(tmp_path):
         tmp_path, lambda: from_pettingzoo(Party(), "Party"), env_mode="already_vectorized", parallel_actors=2, train_timesteps_per_epoch=9,
         val_timesteps_per_epoch=9,
     )  # fmt: skip
-    found = recorded(e)
+    found = stored(e.dataset.buffer_dir)
     e.close()
     assert len(found) >= 4
     for traj in found:

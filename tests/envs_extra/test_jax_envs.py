@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from store_helpers import stored
 
 from amago.envs import AMAGOEnv
 from amago.envs.builtin._common import require
 from amago.envs.pool import make_pool
-from amago.store import TrajectoryStore
 
 jax = pytest.importorskip("jax", reason="jax is not installed: pip install 'amago[gymnax]'", exc_type=ImportError)
 from amago.envs.builtin.jax_envs import JaxRows, JaxVectorEnv  # noqa: E402
@@ -55,9 +55,7 @@ def test_last_observations_of_truncated_rollouts_are_recorded(tmp_path: Any) -> 
         pool.step(np.full((ROWS, 1), step % 3))
     stats = pool.drain()
     pool.close()
-    store = TrajectoryStore(tmp_path)
-    store.refresh()
-    trajs = [store.read(i) for i in range(len(store))]
+    trajs = stored(tmp_path)
     assert sum(map(len, trajs)) == sum(e.length for e in stats.episodes) > 90 * ROWS
     assert {e.length for e in stats.episodes} == {3, 5}
     for traj in trajs:

@@ -12,7 +12,7 @@ from argparse import ArgumentParser
 import numpy as np
 import pytest
 from actor_fault_envs import Followed, Wordy, make_raising_cartpole, tallied
-from counting_env import check_traj, length_of, make_counting
+from counting_env import make_counting
 from fault_helpers import (
     Held,
     alive,
@@ -27,12 +27,12 @@ from fault_helpers import (
     say,
     seeds,
 )  # fmt: skip
+from store_helpers import whole_episodes
 from workers import actors_of, pids
 
 from amago.envs import ActorError, AMAGOEnv, make_pool
 from amago.envs.pool import worker as protocol
 from amago.envs.pool import worker as worker_module
-from amago.store import TrajectoryStore
 
 W, PATIENCE = 8, 200.0
 
@@ -134,19 +134,6 @@ def test_killed_workers_are_noticed_and_replaced(tmp_path, events):
     whole = whole_episodes(tmp_path)
     assert len(whole) >= episodes / 2 > 0
     assert_nothing_left(before)
-
-
-def whole_episodes(root):
-    """Actor and episode of every stored trajectory; each must be whole and end as its environment did."""
-    store = TrajectoryStore(root)
-    store.refresh()
-    found = []
-    for i in range(len(store)):
-        actor, episode, begin, n = check_traj(store.read(i), "discrete")
-        assert (begin, n) == (0, length_of(actor, episode)), "an unfinished rollout was recorded"
-        found.append((actor, episode))
-    store.close()
-    return found
 
 
 def test_hung_workers_are_replaced(events):

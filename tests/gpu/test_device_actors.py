@@ -9,12 +9,12 @@ import tiny
 import torch
 from gpu.device_envs import LENGTHS, ROWS, counting
 from gpu.devices import CUDA
+from store_helpers import stored
 
 from amago import config
 from amago.envs import EpsilonGreedy
 from amago.envs.pool import ActorError, make_pool
 from amago.nets.traj_encoders import get_traj_encoder_cls
-from amago.store import TrajectoryStore
 
 DEVICES = ["cpu", CUDA]
 simulated = pytest.mark.skipif("simcuda" not in sys.modules, reason="a simulated device counts copies")
@@ -30,12 +30,6 @@ def pool_of(device, path=None, exploration=None, save_every=None, **options):
     )  # fmt: skip
     found.reset()
     return found
-
-
-def stored(path):
-    store = TrajectoryStore(path)
-    store.refresh()
-    return [store.read(i) for i in range(len(store))]
 
 
 @pytest.mark.parametrize("save_every", [None, 2])

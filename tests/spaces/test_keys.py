@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from messages import refused
+from store_helpers import stored
 
 from amago.data.trajectory import StoredTraj
 from amago.spaces import ObsReader, describe, from_description, obs_spec
-from amago.store import TrajectoryStore, TrajectoryWriter
+from amago.store import TrajectoryWriter
 
 S = gym.spaces
 KEYS = st.one_of(st.sampled_from(["a", "b", "a/b", "1", "", "é", "e\u0301", "/", "..", "\0", "\\", " ", "a\x85b", "\ud800", "observation"]), st.integers(-2, 2), st.text(max_size=3))  # fmt: skip
@@ -51,11 +52,8 @@ def test_every_observation_comes_back_or_its_space_is_refused(tmp_path_factory, 
         rows = {k: np.stack([v, v]) for k, v in flat.items()}
         writer.write(StoredTraj(rows, np.zeros((1, 1), np.int64), np.zeros((1, 1), np.float32), np.ones((1, 1), bool)))
         writer.close()
-        store = TrajectoryStore(root)
-        store.refresh()
-        found = store.read(0).obs
+        found = stored(root)[0].obs
         assert {k: v[1].tobytes() for k, v in found.items()} == {k: v.tobytes() for k, v in flat.items()}
-        store.close()
 
 
 BOX = S.Box(-1.0, 1.0, (2,), np.float32)

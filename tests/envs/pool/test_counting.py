@@ -18,13 +18,13 @@ from counting_env import (
     policy_value,
     reward_of,
 )
+from store_helpers import stored
 
 from amago import config
 from amago.envs import ActorError, EpsilonGreedy, make_pool
 from amago.hindsight import Relabeler
 from amago.loading import DatasetSettings, DiskTrajDataset
 from amago.spaces import action_spec
-from amago.store import TrajectoryStore
 
 N = 4
 AutoresetMode = gym.vector.AutoresetMode
@@ -103,15 +103,11 @@ def play(pool, kind, steps, seed=0):
 
 def read(root, kind):
     """{(actor, episode): [(start time, length), ...]} of all trajectories on disk, each checked."""
-    store = TrajectoryStore(root)
-    store.refresh()
     pieces = defaultdict(list)
-    for i in range(len(store)):
-        traj = store.read(i)
+    for traj in stored(root):
         assert traj.env_name == "counting"
         actor, episode, begin, n = check_traj(traj, kind)
         pieces[actor, episode].append((begin, n))
-    store.close()
     return {k: sorted(v) for k, v in pieces.items()}
 
 
@@ -207,7 +203,7 @@ def test_unfinished_rollouts_are_committed_on_request(mode, tmp_path):
 @pytest.mark.parametrize("kind", list(ACTIONS))
 def test_async_equals_sync_bit_for_bit(kind, tmp_path):
     config.bind({"EpsilonGreedy.steps_anneal": 50, "EpsilonGreedy.eps_end": 0.5})
-    seen, stored, stats, states = {}, {}, {}, {}
+    seen, trajs, stats, states = {}, {}, {}, {}
     for mode in ("sync", "async-one", "async"):
         with closing(start(mode, kind, tmp_path / mode, save_every=4, stagger=True)) as pool:
             rng = np.random.default_rng(3)
@@ -221,16 +217,13 @@ def test_async_equals_sync_bit_for_bit(kind, tmp_path):
             states[mode] = pool.state_dict()
             drained = pool.drain()
             stats[mode] = (drained.episodes, drained.frames)
-        store = TrajectoryStore(tmp_path / mode)
-        store.refresh()
-        stored[mode] = [store.read(i) for i in range(len(store))]
-        store.close()
+        trajs[mode] = stored(tmp_path / mode)
     for mode in ("async-one", "async"):
         for a, b in zip(seen["sync"], seen[mode], strict=True):
             np.testing.assert_array_equal(a, b)
         assert (stats[mode], states[mode]) == (stats["sync"], states["sync"])
-    assert len(stored["async-one"]) == len(stored["sync"]) > 10
-    for a, b in zip(stored["sync"], stored["async-one"]):  # one worker: in the same order, too
+    assert len(trajs["async-one"]) == len(trajs["sync"]) > 10
+    for a, b in zip(trajs["sync"], trajs["async-one"]):  # one worker: in the same order, too
         np.testing.assert_array_equal(a.obs["count"][:, :3], b.obs["count"][:, :3])
         for name in ("actions", "rews", "dones"):
             np.testing.assert_array_equal(getattr(a, name), getattr(b, name))

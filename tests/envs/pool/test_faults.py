@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from counting_env import CountingEnv, check_traj, length_of, make_counting
+from counting_env import CountingEnv, length_of, make_counting
 from messages import check_refused, naming
+from store_helpers import whole_episodes
 from workers import faults_of
 
 from amago.envs import ActorError, AMAGOEnv, EpsilonGreedy, RecordingError, make_pool
-from amago.store import TrajectoryStore
 
 N = 4
 
@@ -40,15 +40,10 @@ def play(pool, steps, seed=0, until=None):
 
 
 def read(root):
-    store = TrajectoryStore(root)
-    store.refresh()
+    """{actor: its episodes}, of whole ones alone."""
     found = defaultdict(list)
-    for i in range(len(store)):
-        actor, episode, begin, n = check_traj(store.read(i), "discrete")
-        assert begin == 0
-        assert n == length_of(actor, episode)  # nothing unfinished was recorded
+    for actor, episode in whole_episodes(root):
         found[actor].append(episode)
-    store.close()
     return found
 
 
