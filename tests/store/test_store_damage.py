@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import pickle
+import resource
 import struct
 import tracemalloc
 import zipfile
@@ -336,3 +337,16 @@ def test_a_file_that_cannot_be_read_now_is_tried_again_at_the_next_refresh(tmp_p
         with refused(OSError, "too many"):
             store.read(0)
     assert episodes(store) == [7, 8, 1]
+
+
+def test_sparse_giants_are_not_read(tmp_path, caplog):
+    (tmp_path / "fifo").mkdir()
+    for name in ("w-000000000000-n1.safetensors", "x.npz"):
+        with open(tmp_path / "fifo" / name, "wb") as file:
+            file.write(struct.pack("<Q", 2**40))
+            file.truncate(2**41)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with caplog.at_level(logging.WARNING, "amago.store"):
+        assert opened(tmp_path).info()["quarantined"] == 2
+    assert caplog.text.count("bytes are more than the") == 2
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # KB

@@ -1,6 +1,7 @@
 """Which trajectories there are, in which order, and which are deleted."""
 
 import json
+import logging
 import os
 import pickle
 import random
@@ -300,3 +301,17 @@ def test_pickles_are_refused_at_first_and_skipped_later(tmp_path, caplog):
     with pytest.raises(PickleRefusedError, match=r"old_1_2.traj \(and 1 more\) is a .traj pickle.*amago buffer import"):
         opened(tmp_path)
     assert (store.refresh().quarantined_files, episodes(store)) == (2, [1])
+
+
+def test_an_order_that_could_not_be_recorded_is_recorded_later(tmp_path, caplog):
+    store = TrajectoryStore(tmp_path)
+    put(tmp_path, [0], "z")
+    (tmp_path / "order.journal").mkdir()  # nothing can be written under this name
+    with caplog.at_level(logging.WARNING, "amago.store"):
+        store.refresh()
+    assert "could not be recorded" in caplog.text
+    assert episodes(store) == [0]
+    (tmp_path / "order.journal").rmdir()
+    put(tmp_path, [1], "a")
+    store.refresh()
+    assert episodes(opened(tmp_path)) == [0, 1]

@@ -168,3 +168,19 @@ def test_wrong_arguments_and_trajectories_are_named(tmp_path):
     w.write(replace(numbered(0, 3), prev_action=None))
     w.close()
     assert opened(tmp_path).read(0).prev_action.tolist() == [0]
+
+
+def test_other_errors_are_raised_and_lose_nothing(tmp_path, monkeypatch):
+    w = writer(tmp_path)
+    w.write(numbered(0, 5))
+    with monkeypatch.context() as patch:
+
+        def broken(fd):
+            raise OSError(errno.EIO, "the disk is broken")
+
+        patch.setattr(os, "fsync", broken)
+        with refused(OSError, "the disk is broken"):
+            w.flush()
+    assert (w.pending, visible(tmp_path)) == (1, [])
+    w.close()
+    assert episodes(opened(tmp_path)) == [0]
