@@ -241,7 +241,7 @@ def test_nothing_is_lost_while_nothing_can_be_delivered(tmp_path, bounded):
         if bounded:
             run.until(lambda: [beat.get("paused") for beat in beats()] == [PAUSED] * 2)
             before = steps()
-            waits = sum(p.stat().st_size for p in (run.run_dir / "launch" / "bundles").glob("*/*"))
+            waits = sum(p.stat().st_size for p in (run.run_dir / "launch" / "bundles").glob("*/*/*"))
             assert waits > 0.5 * limit, "the rest is not in bundles yet"
         time.sleep(max(1.0, ends - time.monotonic()))
         if bounded:
