@@ -143,21 +143,19 @@ class Learner(Launched):
             experiment.log(metrics, "dataset")
 
     def before_update(self, experiment: LaunchedRun) -> None:
-        signals, waits = experiment.signals, self.limits.learner_waits
+        signals = experiment.signals
         self._look(experiment, "training")
         if self.limits.most == math.inf and not self.limits.warmup:
             return
 
-        def goes_on() -> bool:
-            return (
-                signals.requested is not None
-                or not self._main
-                or not waits(experiment.grad_update_counter, experiment.env_steps)
-            )
+        def verdict() -> int:
+            if signals.requested is not None:
+                return 2  # the largest: a signal to any rank ends the wait of all
+            return int(self._main and self.limits.learner_waits(experiment.grad_update_counter, experiment.env_steps))
 
         # Ranks make this update together, and decide together afterwards: until the first goes on, they wait here, where signals to them
         # are handled, rather than for its gradients.
-        while signals.meet(int(not goes_on())):
+        while signals.meet(verdict()) == 1:
             began = time.monotonic()
             signals.wait(0.1)
             self._look(experiment, "waiting")
