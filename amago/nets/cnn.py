@@ -105,7 +105,8 @@ class ImageScale(nn.Module):
         self.norm: InputNorm | None = None
         self.register_buffer("_affine", None, persistent=False)
         shape = space.shape or ()
-        low, high = (np.asarray(getattr(space, end, edge), np.float64) for end, edge in (("low", -np.inf), ("high", np.inf)))
+        ends = (space.low, space.high) if isinstance(space, gym.spaces.Box) else (-np.inf, np.inf)
+        low, high = (np.asarray(end, np.float64) for end in ends)
         width = np.broadcast_to(high - low, shape)
         if by_statistics or not (np.isfinite(width).all() and width.min() > 0.0 and width.max() <= LARGEST_RANGE):
             self.norm = InputNorm(shape[0 if channels_first else -1])

@@ -335,7 +335,7 @@ class PoolEnv:
             observations {key: (N, ...)}, rewards, terminated and truncated (N,), and the infos {key: (N,), _key: (N,)}. An
             environment that failed and was replaced has the reward 0 and is truncated.
         """
-        chosen = np.asarray(actions.cpu() if hasattr(actions, "cpu") else actions)
+        chosen = _on_host(actions)
         wanted = (self.num_envs, self.pool.action_spec.stored_dim)
         if chosen.size != wanted[0] * wanted[1] or chosen.shape[:1] != wanted[:1]:
             raise ValueError(
@@ -353,8 +353,7 @@ class PoolEnv:
         return self._observations(), rewards, terminated, truncated, infos
 
     def _observations(self) -> dict[str, Array]:
-        on_device = [array for array in self.pool.obs.values() if hasattr(array, "cpu")]
-        return {k: np.array(array.cpu() if on_device else array) for k, array in self.pool.obs.items()}  # type: ignore[attr-defined]
+        return {key: _on_host(array).copy() for key, array in self.pool.obs.items()}
 
     def call_async(self, name: str, *args: object, **kwargs: object) -> None:
         self.pool.call_async(name, *args, **kwargs)
@@ -370,3 +369,8 @@ class PoolEnv:
 
     def close(self) -> None:
         self.pool.close()
+
+
+def _on_host(array: Any) -> Array:
+    """An array of numpy, also of a tensor on a device."""
+    return np.asarray(array.cpu() if hasattr(array, "cpu") else array)
