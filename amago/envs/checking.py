@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from amago.data.findings import Findings, StopChecking, of_exception
+from amago.data.findings import Findings, StopChecking
 from amago.envs.amago_env import AMAGOEnv, AMAGOWrapper, innermost
 from amago.envs.exploration import made_legal
 from amago.envs.inner_env import learning_wrappers, reset_arguments
@@ -122,11 +122,9 @@ def _make(make_env: Callable[[], Any], findings: Findings) -> Env:
 
 def _attempt(doing: str, findings: Findings, call: Callable[..., Any], *args: object) -> Any:
     """The result of a call; an exception is a finding, after which checking cannot go on."""
-    try:
+    with findings.attempt(doing):
         return call(*args)
-    except Exception as err:
-        findings.add(f"{doing} raised {of_exception(err)}")
-        raise StopChecking from None
+    raise StopChecking
 
 
 # ---- one trial -----------------------------------------------------------------------------------------------------------
