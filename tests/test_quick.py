@@ -11,6 +11,7 @@ from tiny import rows
 
 import amago
 from amago import config
+from amago.cli import main
 from amago.cli.train import spread_steps
 from amago.envs import AMAGOEnv
 from amago.envs.builtin import TMazePassive
@@ -70,6 +71,7 @@ def test_a_run_with_a_directory_goes_on(tmp_path):
         )
         assert agent.version
     assert [r["epoch"] for r in rows(tmp_path / "pole", "train")] == [0, 1, 2]
+    assert main(["eval", str(tmp_path / "pole"), "--episodes", "1"]) == 0, "its environment is known"
 
 
 def test_an_agent_with_memory_where_it_is_asked_for():
