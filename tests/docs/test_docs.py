@@ -70,6 +70,7 @@ ARGUMENTS = {
     "examples/13_mazerunner_relabeling.py": f"{_FEW} --maze_size 5 --time_limit 10",
     "examples/20_offline_lake.py": f"{_FEW} --rollouts 24",
     "examples/18_point_robot.py": f"{_FEW} --k_episodes 2 --episode_length 6",
+    "examples/21_in_context_from_records.py": f"{_FEW} --tasks 3 --histories 4 --attempts 1",
     "examples/19_returns_of_any_size.py": _FEW,
 }
 
