@@ -39,7 +39,7 @@ TRAJ = {
 CORRIDOR = 5
 EPISODE = CORRIDOR + 1
 """Steps of every episode of `tmaze`."""
-_made = []
+opened = []
 
 
 class Bits(gym.Env):
@@ -116,14 +116,14 @@ def experiment(root, make_env=tmaze, traj="ff", experiment_type=amago.Experiment
     if settings["dataset"] is None:
         del settings["dataset"]
     made = experiment_type(**settings)
-    _made.append(made)
+    opened.append(made)
     return made
 
 
 def close_all():
     """Close what the last test has left open, a failed one above all."""
-    while _made:
-        _made.pop().close()
+    while opened:
+        opened.pop().close()
 
 
 def started(root, *args, **fields):

@@ -114,7 +114,7 @@ def make_experiment(root, run_name, dataset, **fields):
         "start_collecting_at_epoch": float("inf"), "learning_rate": 1e-3, "l2_coeff": 1e-4, "lr_warmup_steps": 2,
     }  # fmt: skip
     experiment = amago.Experiment(**(settings | fields))
-    tiny._made.append(experiment)
+    tiny.opened.append(experiment)
     return experiment
 
 

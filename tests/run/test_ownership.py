@@ -212,7 +212,7 @@ def test_two_experiments_of_one_process(tmp_path):
 def test_an_experiment_that_nobody_holds_any_more_keeps_no_lock(tmp_path):
     """In a notebook, whose cell is run again after an error."""
     e = started(tmp_path)
-    tiny._made.remove(e)
+    tiny.opened.remove(e)
     del e
     started(tmp_path, resume="auto").close()
 
