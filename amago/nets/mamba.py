@@ -26,9 +26,14 @@ from amago.nets.gated_recurrence import scan_
 from amago.nets.utils import Linear, at_least_float32, check_positive
 
 
-@functools.cache
+@torch.compiler.assume_constant_result  # else the compiler stops at the import
 def _fused_scan() -> Callable[..., Tensor] | None:
     """``selective_scan_fn`` of mamba_ssm, or None where the package is not installed."""
+    return _imported_scan()
+
+
+@functools.cache
+def _imported_scan() -> Callable[..., Tensor] | None:
     try:
         kernel: Callable[..., Tensor] = importlib.import_module("mamba_ssm.ops.selective_scan_interface").selective_scan_fn
     except ImportError:

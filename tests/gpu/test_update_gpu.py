@@ -103,3 +103,32 @@ def test_a_batch_is_one_copy_without_a_wait(workers, tmp_path, device):
         for a, b in [*pairs, (drawn.obs["observation"], batch.obs["observation"])]:
             assert b.is_cuda
             assert b.cpu().equal(a)
+
+
+@simulated
+@pytest.mark.filterwarnings("default")  # the compiler warns
+@pytest.mark.parametrize(("agent_type", "traj", "most"), [(amago.Agent, "transformer", 2), (MultiTaskAgent, "mamba", 4)])
+def test_a_loss_is_compiled_whole_and_seldom(agent_type, traj, most, tmp_path, device, monkeypatch):
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    compile, graphs = torch.compile, []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", lambda function, **options: compile(function, backend=backend))
+    fields = {
+        "max_seq_len": 40,
+        "batch_size": 3,
+        "train_timesteps_per_epoch": 62,
+        "train_batches_per_epoch": 9,
+        "log_interval": 0,
+    }
+    e = tiny.learned(tmp_path, tiny.cartpole, traj, agent_type=agent_type, compile=True, **fields)
+    assert e.grad_update_counter == 9
+    assert 1 <= len(graphs) <= most
+    assert not counters["graph_break"]
+    torch._dynamo.reset()
