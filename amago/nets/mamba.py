@@ -26,10 +26,13 @@ from amago.nets.gated_recurrence import scan_
 from amago.nets.utils import Linear, at_least_float32, check_positive
 
 
-@torch.compiler.assume_constant_result  # else the compiler stops at the import
 def _fused_scan() -> Callable[..., Tensor] | None:
     """``selective_scan_fn`` of mamba_ssm, or None where the package is not installed."""
     return _imported_scan()
+
+
+# as torch.compiler.assume_constant_result does, which would import the compiler: else the compiler stops at the import
+_fused_scan._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.cache
