@@ -163,7 +163,7 @@ class TMazeExploration(EpsilonGreedy):
 
     In the first step of an episode and in its last three, epsilon is as in `EpsilonGreedy` (configured by
     ``EpsilonGreedy.eps_start`` and so on). In all other steps it is ``0.5 / horizon``, an expected half random action per
-    episode.
+    episode. ``first=0, last=1`` leaves the usual epsilon to the turn alone: then exploring does not keep an agent from the junction.
 
     Args:
         amago_env: the environment to wrap.
@@ -171,13 +171,22 @@ class TMazeExploration(EpsilonGreedy):
             does not pass it.
         rollouts_anneal: epsilon falls over so many episodes of an actor, however long they are; None: over
             ``EpsilonGreedy.steps_anneal``.
+        first, last: steps at the beginning and at the end of an episode with the usual epsilon.
 
     Raises:
         RuntimeError: ``horizon`` was neither given nor bound.
     """
 
-    def __init__(self, amago_env: gym.Env[Any, Any], horizon: int = gin.REQUIRED, rollouts_anneal: int | None = None) -> None:
+    def __init__(
+        self,
+        amago_env: gym.Env[Any, Any],
+        horizon: int = gin.REQUIRED,
+        rollouts_anneal: int | None = None,
+        first: int = 1,
+        last: int = 3,
+    ) -> None:
         super().__init__(amago_env)
+        self._first, self._last = common.check_int("first", first, 0), common.check_int("last", last, 0)
         self.horizon = common.check_int("horizon", horizon, 1)
         if rollouts_anneal is not None:
             self.steps_anneal = self.horizon * common.check_int("rollouts_anneal", rollouts_anneal, 1)
@@ -185,5 +194,5 @@ class TMazeExploration(EpsilonGreedy):
     def current_eps(self, local_step: NDArray[np.int64]) -> NDArray[np.float64]:
         """Epsilon (B,) of actors whose next action has the index ``local_step`` (B,) in its episode."""
         usual = super().current_eps(local_step)
-        corridor = (local_step > 0) & (local_step < self.horizon - 3)
+        corridor = (local_step >= self._first) & (local_step < self.horizon - self._last)
         return corridor * (0.5 / self.horizon) + ~corridor * usual
