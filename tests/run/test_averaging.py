@@ -171,5 +171,5 @@ def test_weights_that_are_loaded_begin_the_average_anew(tmp_path):
 
 @pytest.mark.parametrize("value", [1.0, -0.1, float("nan")])
 def test_the_decay_is_checked(tmp_path, value):
-    with refused(SettingsError, "ema_decay", value, "a number of at least 0 and below 1"):
+    with refused(SettingsError, "ema_decay", value, "a number in [0, 1)"):
         started(tmp_path, ema_decay=value)

@@ -200,9 +200,9 @@ class WorkerHandle:
         if self._conn.closed:
             return
         self.signal_kill()
+        self.process.join(2.0)  # first: what psutil has waited for, multiprocessing takes for running
         with contextlib.suppress(psutil.Error):
             self._own.wait(2.0)
-        self.process.join(2.0)
         _private_fds.discard(self._fd)
         self._conn.close()
         with contextlib.suppress(ValueError):  # still running in spite of SIGKILL: in a system call that does not return

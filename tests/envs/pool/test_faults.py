@@ -2,7 +2,9 @@
 
 import contextlib
 import logging
+import multiprocessing
 import os
+import signal
 import time
 from collections import defaultdict
 from contextlib import closing
@@ -127,6 +129,26 @@ def test_an_environment_that_cannot_be_made_again_is_tried_until_the_limit(mode,
         check_refused(ActorError, (naming(3, "licence server"), lambda: pool.step(np.zeros((1, 1), int))))
 
 
+def test_a_worker_is_missed_at_once_though_a_process_of_its_environment_lives_on(tmp_path):
+    helpers = tmp_path / "helpers"
+
+    def make():
+        helper = multiprocessing.get_context("fork").Process(target=time.sleep, args=(3600,))
+        helper.start()
+        with helpers.open("a") as f:
+            f.write(f"{helper.pid}\n")
+        return make_counting(0, fault="kill", flag=str(tmp_path / "flag"))()
+
+    with closing(make_pool([make], "async", max_env_restarts=3, step_timeout=3600.0)) as pool:
+        pool.reset()
+        while not faults_of(pool)[1]:
+            pool.step(np.zeros((1, 1), int))
+        alive = [int(pid) for pid in helpers.read_text().split()]
+        assert len(alive) == 2
+        for pid in alive:
+            os.kill(pid, signal.SIGKILL)  # raises if it has ended
+
+
 def test_a_constructor_that_fails_or_hangs_is_reported_at_once():
     def fails():
         raise OSError("no such game")
@@ -137,6 +159,7 @@ def test_a_constructor_that_fails_or_hangs_is_reported_at_once():
         *(("OSError: no such game", lambda c=c: make_pool(makers, workers=2, mp_context=c)) for c in (None, "fork", "spawn")),
         ("hung", lambda: make_pool([lambda: time.sleep(3600)], start_timeout=0.5)),
     )
+    assert not multiprocessing.active_children()
     check_refused(OSError, ("no such game", lambda: make_pool(makers, "sync")))
 
 
