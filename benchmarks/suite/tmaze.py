@@ -30,21 +30,10 @@ SETTINGS = {
 }
 _SMALL = "--configs zoo/tmaze --memory_layers 1 --learning_rate 2e-3"
 _NORMALISED = "--memory_layers 1 --learning_rate 1e-3 --parallel_actors 32 --batch_size 8 --grads_per_epoch 50 --epochs 40 --val_interval 3"
-_LONG = " --long_memory"
 MORE = {(1000, "gru"): " --long_memory --epochs 120", (3000, "gru"): " --long_memory --epochs 120 --batch_size 8"}
 """Settings of single runs. Other models either remember as long without being told to, or learned nothing within 3,000 updates."""
 OTHERS = {(1000, "transformer"): f"--configs zoo/tmaze_transformer zoo/tmaze_1000 {_NORMALISED} --timesteps_per_epoch 1000"}
 """Runs whose settings are others throughout."""
-PUBLISHED = {
-    "gru": {20: 0.98, 50: 0.88, 100: 0.68, 250: 0.53, 500: 0.51},
-    "transformer": {20: 0.99, 50: 0.98, 100: 0.96, 250: 0.94, 500: 0.92},
-}
-"""Returns of PPO after 10^6 steps by length, mean of five seeds, as the README of a submission of 2026 has them."""
-_AS_PUBLISHED = {
-    "gru": f"{_SMALL} --parallel_actors 16 --batch_size 16 --grads_per_epoch 50 --epochs 60 --val_interval 3",
-    "transformer": _NORMALISED.replace("--batch_size 8", "--configs zoo/tmaze_transformer --batch_size 16")
-    + " --timesteps_per_epoch {length}",
-}
 
 
 SETTLED = "tmaze_transformer"
@@ -67,23 +56,7 @@ def table(results: Path) -> str:
         found, last = settled[task.name], [c[-1] for c in settled[task.name]]
         label, steps = f"{task.horizon:,}, `zoo/{SETTLED}`", max(p.steps for p in last)
         lines.append(_row(label, found, [p.score for p in last], steps, [p.cpu for p in last]))
-    return "\n".join([*lines, "", *_beside_published(results)])
-
-
-def _beside_published(results: Path) -> list[str]:
-    """A second table: each length of `PUBLISHED`, with the return of each seed, and the most steps that a seed took."""
-    lines = [
-        "| steps | GRU, greedy, by seed | steps taken | PPO | Transformer, greedy, by seed | steps taken | PPO |",
-        "| --- " * 7 + "|",
-    ]
-    for length in PUBLISHED["gru"]:
-        cells = []
-        for model, theirs in PUBLISHED.items():
-            found = read(results / f"{length}_{model}_million")
-            scores = ", ".join(f"{r.greedy:.2f}" for r in found)
-            cells += [scores or "-", f"{max(r.steps for r in found):,}" if found else "-", f"{theirs[length]:.2f}"]
-        lines.append(f"| {length} | {' | '.join(cells)} |")
-    return lines
+    return "\n".join(lines)
 
 
 def _row(label: str, found: Sequence[Curve], scores: list[float], steps: int, seconds: list[float]) -> str:
@@ -104,15 +77,6 @@ def _entries() -> list[Entry]:
         )
         for h in HORIZONS
         for m in MODELS
-    ] + [
-        Entry(
-            f"{length}_{model}_million",
-            "04_tmaze.py",
-            f"--horizon {length} --traj_encoder {model} {words.format(length=length)}{_LONG if length > 300 and model == 'gru' else ''}",
-            goal=SOLVED,
-        )
-        for model, words in _AS_PUBLISHED.items()
-        for length in PUBLISHED[model]
     ]
 
 
