@@ -29,7 +29,9 @@ WORDS = {
 
 def table(results: Path) -> str:
     """One row for each length: the return of each seed, the most steps that one took, and the published return."""
-    lines = ["| steps | GRU, greedy, by seed | steps taken | PPO, GRU | Transformer, greedy, by seed | steps taken | PPO, Transformer |"]
+    lines = [
+        "| steps | GRU, greedy, by seed | steps taken | PPO, GRU | Transformer, greedy, by seed | steps taken | PPO, Transformer |"
+    ]
     lines.append("| --- " * 7 + "|")
     for length in PUBLISHED["gru"]:
         cells = []
