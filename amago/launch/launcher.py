@@ -13,6 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import psutil
 from tqdm import tqdm
 
 from amago import __version__
@@ -52,7 +53,7 @@ class Leader:
         except Exception as err:  # each storage client has its own
             raise ValueError(f"the bus {self.bus.url} cannot be read: {type(err).__name__}: {err}") from err
         pid, here = lease.get("pid"), lease.get("host") == socket.gethostname()
-        ended = here and (pid == os.getpid() or not os.path.exists(f"/proc/{pid}"))
+        ended = here and (pid == os.getpid() or not psutil.pid_exists(pid))
         if float(lease.get("until", 0)) > time.time() and not ended:
             raise ValueError(
                 f"another launch, pid {pid} on {lease['host']}, leads the bus {self.bus.url}. Wait for its end (after a crash, for "
