@@ -38,6 +38,14 @@ def test_the_schedule(horizon: int) -> None:
     assert several.tolist() == [0.8, low if horizon > 4 else 0.8, low if horizon > 4 else 0.8, 0.8, 0.8]
 
 
+def test_the_turn_alone_is_explored() -> None:
+    config.bind({"TMazeExploration.first": 0, "TMazeExploration.last": 1})
+    wrapped = explorer(9, eps_start=0.8, eps_end=0.8, randomize_eps=False)
+    assert wrapped.current_eps(np.arange(10)).tolist() == [0.05] * 9 + [0.8]
+    with pytest.raises(ValueError, match="last must be at least 0, got -1"):
+        TMazeExploration(wrapped.amago_env, horizon=10, last=-1)
+
+
 @pytest.mark.parametrize("horizon", [20, 300])
 def test_epsilon_falls_over_episodes_of_any_length(horizon: int) -> None:
     config.bind({"TMazeExploration.rollouts_anneal": 20})
