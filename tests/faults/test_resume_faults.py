@@ -28,55 +28,22 @@ PHASES = ("evaluate", "collect", "train", "save")
 READY = 250.0  # seconds after which a test gives up
 
 
-class Lives:
-    """Runs functions of `lives`, each in its own process group."""
-
-    def __init__(self, directory: Path):
-        self.directory, self.begun = directory, []
-        self.serve()
-        if self.begin("fill", root=str(directory), name="first").wait(100.0) != 0:
-            # In about one of sixty servers every forked process hangs. This comes from forking a process that has trained, which
-            # is not tested here. The traceback of the first one is printed.
-            kill_group(self.begun[-1], signal.SIGABRT)
-            time.sleep(1.0)
-            print("the server's forked processes hang:", (directory / "output-0").read_text(), file=sys.stderr)
-            self.server.kill()
-            self.server.wait()
-            self.serve()
-
-    def serve(self):
-        self.server = subprocess.Popen(
-            [sys.executable, str(SCRIPTS / "life_server.py")],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(),
-        )  # fmt: skip
-        assert json.loads(self.server.stdout.readline()) == "ready"
-
-    def ask(self, command):
-        self.server.stdin.write(json.dumps(command) + "\n")
-        self.server.stdin.flush()
-        return json.loads(self.server.stdout.readline())
-
-    def begin(self, life, **arguments):
-        output = self.directory / f"output-{len(self.begun)}"
-        pid = self.ask({"life": life, "arguments": arguments, "output": str(output)})
-        self.begun.append(pid)
-        return Life(self, pid, output)
-
-    def close(self):
-        for pid in self.begun:
-            kill_group(pid)
-        self.server.stdin.close()
-        self.server.wait()
-        self.server.stdout.close()
-
-
 class Life:
-    def __init__(self, lives, pid, output):
-        self.lives, self.pid, self.output = lives, pid, output
+    """A process, with a group of its own, that runs a function of `lives`."""
 
-    def wait(self, seconds=READY):
+    def __init__(self, output: Path, function: str, arguments: dict):
+        self.output = output
+        command = [sys.executable, str(SCRIPTS / "lives.py"), function, json.dumps(arguments)]
+        with output.open("ab") as said:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=environment(), start_new_session=True
+            )
+        self.pid = self.process.pid
+
+    def wait(self):
         """The exit code; None if it still runs."""
-        return self.lives.ask({"wait": self.pid, "seconds": seconds})
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.process.wait(READY)
 
     def kill(self):
         """Kill the process group, workers included."""
@@ -93,11 +60,24 @@ class Life:
         return json.loads(path.read_text())
 
 
-@pytest.fixture(scope="module")
+class Lives:
+    """The processes of one test."""
+
+    def __init__(self, directory: Path):
+        self.directory, self.begun = directory, []
+
+    def begin(self, function, **arguments):
+        life = Life(self.directory / f"output-{len(self.begun)}", function, arguments)
+        self.begun.append(life)
+        return life
+
+
+@pytest.fixture
 def lives(tmp_path_factory):
     found = Lives(tmp_path_factory.mktemp("lives"))
     yield found
-    found.close()
+    for life in found.begun:
+        life.kill()
 
 
 def states_of(root):

@@ -17,7 +17,6 @@ import tqdm
 from tiny import EPISODE
 
 import amago
-from amago import config
 from amago.loading import DiskTrajDataset, SequenceLoader
 from amago.loading import disk as disk_module
 from amago.loading.loader import BatchBuffers
@@ -300,15 +299,6 @@ def publishes(root, report):
                 write_json(report, version)
 
 
-def warm_up():
-    """Initialise libraries before processes are forked."""
-    from tempfile import TemporaryDirectory
-
-    tqdm.tqdm.monitor_interval = 0  # a fork would lose its thread
-    with TemporaryDirectory() as root:
-        for mode in ("sync", "async"):
-            e = tiny.started(root, env_mode=mode, env_workers=1, async_env_mp_context="fork", **(TINY | {"epochs": 2}))
-            e.learn()
-            e.close()
-    config.clear()
-    assert len(os.listdir("/proc/self/task")) == 1, threading.enumerate()
+if __name__ == "__main__":
+    tqdm.tqdm.monitor_interval = 0  # forked workers would lose its thread
+    globals()[sys.argv[1]](**json.loads(sys.argv[2]))
