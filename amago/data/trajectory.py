@@ -81,7 +81,7 @@ def rows_in(rows: str, n: int, total: int) -> int:
 def named_rows(data: Any) -> dict[str, tuple[Any, str]]:
     """The arrays of a `FrozenTraj` or a batch without extra fields, by name ("rews", "obs['key']"), with their `ROWS`."""
     obs = {f"obs[{k!r}]": (x, "T+1") for k, x in data.obs.items()}
-    return obs | {name: (x, SEQUENCE_ROWS[name]) for name, x in columns(data).items()}
+    return obs | {name: (vars(data)[name], rows) for name, rows in SEQUENCE_ROWS.items()}
 
 
 MAGIC_PAD_VAL = 4.0

@@ -113,8 +113,11 @@ class RolloutBuffer:
         for key, ring in self._obs:
             ring[0] = obs[key]
 
-    def append(self, obs: Mapping[str, Array], action: Array, reward: Array, terminated: Array) -> None:
-        """One transition of every row, with the observation after it: action (B, S), reward (B,), terminated (B,)."""
+    def append(
+        self, obs: Mapping[str, Array], action: Array, reward: Array, terminated: Array, extras: Mapping[str, Array]
+    ) -> None:
+        """One transition of every row, with the observation after it: action (B, S), reward (B,), terminated (B,), and the extra fields
+        (B, ...) from its infos."""
         if self.t == self.capacity:
             self._make_room()
         t, arrays = self.t, self._arrays
@@ -124,13 +127,10 @@ class RolloutBuffer:
         t += 1
         for key, ring in self._obs:
             ring[t] = obs[key]
-        self.t = t
-
-    def put_step(self, extras: Mapping[str, Array]) -> None:
-        """Values (B, ...) of the extra fields from the infos of the step that was appended last."""
         for name, values in extras.items():
-            ring = self._arrays[EXTRA + name]
-            ring[self.t - (len(ring) == self.capacity)] = values
+            ring = arrays[EXTRA + name]
+            ring[t - (len(ring) == self.capacity)] = values
+        self.t = t
 
     def put_opening(self, extras: Mapping[str, Array], rows: Array) -> None:
         """Values (B, ...) of the extra fields from the infos with which rollouts open in some rows."""
@@ -374,8 +374,7 @@ class Recorder:
             self._collect([(info, rows)], masked=len(ended) > 1 and not bool(ended.all()))
             self._collect(final)
         if pieces is not None:
-            pieces.append(ts.obs, self._env.stored_action, reward, terminated)
-            pieces.put_step(extras)
+            pieces.append(ts.obs, self._env.stored_action, reward, terminated, extras)
         if auto is not None:
             self._end_and_begin(ended, terminated, auto, opening)
         elif terminated.item() or truncated.item():

@@ -35,8 +35,7 @@ class ActionDistribution(Distribution):
     is without the dimension of an action.
     """
 
-    def __init__(self, batch_shape: torch.Size = ONE) -> None:
-        Distribution.__init__(self, batch_shape, validate_args=False)  # not the method of a second base class
+    _validate_args = False
 
     def sample(self, sample_shape: Shape = ONE) -> Tensor:
         """Actions without gradient: indices ``sample_shape`` + (..., 1) for discrete actions, else ``sample_shape`` +
@@ -160,7 +159,7 @@ class DiscreteOutput(ActionDistribution, Categorical):
     probs: Tensor  # instead of the lazy attribute of Categorical
 
     def __init__(self, probs: Tensor, kind: PolicyOutput, illegal: Tensor | None = None) -> None:
-        super().__init__(probs.shape[:-1])
+        Distribution.__init__(self, probs.shape[:-1])  # not the method of Categorical, which divides by the sum
         self.probs, self.kind, self.illegal = probs, kind, illegal
         self._param, self._num_events = probs, probs.shape[-1]  # attributes that methods of Categorical read
 
@@ -233,7 +232,7 @@ class MultibinaryOutput(ActionDistribution, Bernoulli):
     logits: Tensor  # instead of the lazy attribute of Bernoulli
 
     def __init__(self, logits: Tensor) -> None:
-        super().__init__(logits.shape)
+        Distribution.__init__(self, logits.shape)
         self.logits = self._param = logits
 
     def expand(self, batch_shape: Shape, _instance: object = None) -> MultibinaryOutput:

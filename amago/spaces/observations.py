@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -74,10 +75,12 @@ def obs_spec(space: gym.Space[Any], batched: bool = False, lead: bool = False) -
             of both.
     """
     leaves = {name: _leaf(name, path, sub, int(batched), lead) for name, (path, sub) in _named_leaves(space).items()}
-    keys = set(space.spaces) if isinstance(space, gym.spaces.Dict) else None
+    if not isinstance(space, gym.spaces.Dict):
+        return ObsSpec.of(leaves, functools.partial(_converted, leaves))
+    keys = set(space.spaces)
 
     def convert(obs: object) -> dict[str, Array]:
-        if keys is not None and (not isinstance(obs, dict) or obs.keys() != keys):
+        if not isinstance(obs, dict) or obs.keys() != keys:
             raise ValueError(_key_error(obs, keys))
         return _converted(leaves, obs)
 
