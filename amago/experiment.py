@@ -37,7 +37,7 @@ from amago.run.metrics import RunLog, extra_loggers
 from amago.run.optimizer import adamw, param_groups
 from amago.run.rundir import RunDir
 from amago.run.settings import EnvMakers, ExperimentSettings, warn_if_nothing_to_do
-from amago.run.state import Position, save
+from amago.run.state import Position
 
 __getattr__ = attributes(__name__)
 
@@ -96,13 +96,13 @@ class Experiment(ExperimentSettings):
         self.learner, self.batches, self.position, self.run_log = Learner(self), Batches(), Position(), RunLog()
         self.rundir, self.group, self.signals = RunDir(self), Ranks(), Signals()
         self.console, self.moments = Console(speaks=False), CallbackList()
-        self.building, self.should_stop, self.run_seed = Building(self), False, 0
+        self.building, self.should_stop, self.run_seed = Building(self, self), False, 0
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {', '.join(f'{k}: {v}' for k, v in console.state_of(self).items())}>"
+        return f"<{type(self).__name__} {', '.join(f'{k}: {v}' for k, v in self.building.describe().items())}>"
 
     def _repr_html_(self) -> str:
-        return html_table(("", type(self).__name__), list(console.state_of(self).items()))
+        return html_table(("", type(self).__name__), list(self.building.describe().items()))
 
     def start(self) -> None:
         """Check the settings; build environments, dataset, model, optimizer and loggers; resume according to ``resume``.
@@ -220,7 +220,7 @@ class Experiment(ExperimentSettings):
         full, a warning is logged; earlier checkpoints are intact."""
         self.building.require("save_checkpoint()")
         with self.acting_weights():
-            if (saved := save(self)) is not None:
+            if (saved := self.building.save()) is not None:
                 self.moments.call("on_save_checkpoint", self, saved)
 
     def load_checkpoint(self, epoch: int, resume_training_state: bool = True) -> None:

@@ -95,6 +95,9 @@ def check_archive(file: BinaryIO) -> None:
 
 # ---- training states ------------------------------------------------------------------------------------------------------
 
+Snapshot = tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]
+"""(weights, tensors, state), the arguments of `save_training_state`."""
+
 
 def save_training_state(
     directory: Path, weights: Mapping[str, Tensor], tensors: Mapping[str, Any], state: Mapping[str, Any]

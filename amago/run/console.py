@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 from amago.agent import BaseAgent
-from amago.describe import fit_width, format_duration, format_rate, name_of, natural_sort_key
+from amago.describe import fit_width, format_duration, format_rate, natural_sort_key
 from amago.run.callbacks import Callback, LogRow, Run
 from amago.run.metric_names import AVERAGE_RETURN, ROLLOUT_LENGTH, SUCCESS
 from amago.run.results import Evaluation, by_attempt
@@ -200,17 +200,6 @@ def summary(
     }
     width = max(map(len, rows))
     return "\n".join(fit_width(f"  {k:<{width}}  {v}", width + 4) for k, v in rows.items() if v)
-
-
-def state_of(e: Any) -> dict[str, str]:
-    """A short description of an experiment."""
-    state = "closed" if e.building.closed else "started" if e.building.started else "not started"
-    parts = (e.agent_type, e.tstep_encoder_type, e.traj_encoder_type)
-    agent = ", ".join(part if isinstance(part, str) else name_of(part).rpartition(".")[2] for part in parts)
-    return {
-        "run": f"{e.run_name} ({e.run_dir})", "agent": agent, "state": state, "epoch": f"{e.epoch} of {e.epochs}",
-        "steps": f"{e.env_steps:,}", "updates": f"{e.grad_update_counter:,}",
-    }  # fmt: skip
 
 
 def _how_often(what: str, interval: int | None) -> str:

@@ -20,6 +20,7 @@ from amago.loading import DiskTrajDataset, MixtureOfDatasets, RLDataset
 from amago.run import checkpoint
 from amago.run.checkpoint import (
     CheckpointError,
+    Snapshot,
     identity,
     load_weight_file,
     save_weights,
@@ -33,7 +34,7 @@ from amago.run.launched.protocol import STAGING
 from amago.run.locks import HeldError, RunLock
 from amago.run.record import SETTINGS_FILE, Calls, fields_of, has_learned, note_start, read_record, run_id, settings_of
 from amago.run.settings import ExperimentSettings, SettingsError
-from amago.run.state import Change, Snapshot, changes, refuse
+from amago.run.state import Change, changes, refuse
 from amago.spaces import space_differences
 from amago.store.files import TEMPORARY, free_bytes, is_stale
 from amago.store.formats import ORIGINAL_NAME

@@ -1,22 +1,16 @@
-"""The training state of a run: the position in its schedule, the settings that differ on resume, saving and restoring all parts."""
+"""Parts of a training state: the position of a run in its schedule, the settings that differ on resume, and the state of its actors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
-
-from torch import Tensor
 
 from amago import config
 from amago.agent import BaseAgent
 from amago.agent.options import changeable_options
-from amago.compat import accelerate_states
 from amago.describe import describe, flatten, format_value
 from amago.envs.pool import ActorPool
-from amago.run.checkpoint import CheckpointError, epoch_of, identity, load_into, load_training_state
-from amago.run.process import rng_state, seed_process, set_rng_state
 from amago.run.record import configurable, defaults_of
 from amago.run.settings import IGNORE, REFUSE, ExperimentSettings, SettingsError
 
@@ -158,118 +152,7 @@ class Position:
         self.frames_by_env = dict(state["frames_by_env"])
 
 
-# ---- all parts: ``run`` is a started `amago.Experiment` ----------------------------------------------------------------------
-
-Snapshot = tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]
-"""(weights, tensors, state), the arguments of `amago.run.checkpoint.save_training_state`."""
-
-
-def save(run: Any) -> Path | None:
-    """Save a training state, and a file of the policy's weights, those that act; with an average, the trained ones are beside them. All ranks
-    call this together. Returns the directory, in the main process, if it could be written."""
-    run.learner.average_gradients(run.group)
-    local = {"rng": rng_state(), "pools": {kind: rollout.pool.state_dict() for kind, rollout in run.actors.pools.items()}}
-    ranks, number, saved = run.group.gather([local]), run.position.file_epoch, False
-    if run.group.index == 0:
-        saved = run.checkpoints.save(number, _snapshot(run, ranks), run.keep_training_states, run.keep_policy_weights)
-    run.accelerator.wait_for_everyone()
-    return run.checkpoints.path_of(number) if saved else None
-
-
-def _snapshot(run: Any, ranks: list[dict[str, Any]]) -> Snapshot:
-    """The training state, with what differs between ranks: random streams, and the exploration schedules of the actors."""
-    state, tensors = run.learner.state_dict()
-    state |= {
-        **run.position.state_dict(), "seed": run.run_seed, "next_batch": run.batches.loader.next_batch, "dataset": run.data.state_dict(),
-        "wall_time": run.run_log.wall_time, "processes": len(ranks), "ranks": ranks,
-        "settings": run.rundir.settings_now(),
-    }  # fmt: skip
-    if callbacks := run.moments.state_dict():
-        tensors["callbacks"] = callbacks
-    return run.policy.state_dict(), tensors, state
-
-
-def restore(run: Any, path: Path, started: bool) -> list[str]:
-    """Load a training state into all parts; the present settings of optimizer and schedule remain.
-
-    Args:
-        started: ``start()`` is over: fields that were changed since count.
-
-    Returns:
-        notes on settings that differ and on lost state.
-
-    Raises:
-        SettingsError: a setting that differs cannot be applied.
-        CheckpointError: it is incomplete or damaged, or was saved for another agent.
-    """
-    if run.optimizer is None:
-        raise CheckpointError(
-            "this process only collects, and has nothing into which a training state could be loaded: load the weights alone "
-            "(resume_training_state=False)"
-        )
-    if accelerate_states.is_one(path):
-        run.grad_update_counter = accelerate_states.load(path, run.policy, run.optimizer, run.lr_schedule)
-        run.position.begin(1 + epoch_of(path))
-        return [f"note: {path.name} was written by Accelerate: frames, batches and random numbers begin anew"]
-    found = run.rundir.changes(path, started)
-    refuse(found, path)
-    notes = _restore(run, path, {c.name.partition(".")[0] for c in found})
-    run.checkpoints.skip_latest()
-    differing = [f"settings that differ from those of {path.name}:", *map(str, found)] if found else []
-    return ["\n  ".join(differing)] * bool(found) + [f"note: {note}" for note in notes]
-
-
-def _restore(run: Any, path: Path, changed: set[str]) -> list[str]:
-    """Load a training state of this library, after fields that have changed; returns notes on lost state."""
-    new_seed = int(run.seed) if "seed" in changed and run.seed is not None else None
-    rank, now = run.group.index, run.group.count
-    if new_seed is not None:
-        seed_process((new_seed, rank, *identity(path)))
-    weights, tensors, state = load_training_state(path)
-    load_into(run.policy, weights, path)
-    try:
-        notes, saved = [], state["processes"]
-        run.learner.load_state_dict(state, tensors, saved == now and "batches_per_update" not in changed)
-        run.run_seed = run.batches.loader.seed = state["seed"] if new_seed is None else new_seed
-        run.batches.loader.next_batch = state["next_batch"]
-        fields = state["settings"]["fields"]
-        if _kind(describe(run.data), run.run_name) == _kind(fields["dataset"], fields["run_name"]):
-            run.data.load_state_dict(state["dataset"])
-        else:
-            notes.append(
-                "datasets that are new begin with their files in the order of their names, and the proportions of a mixture anew"
-            )
-        run.run_log.rewind(state["wall_time"])
-        _restore_process(run, state["ranks"], rank, "exploration_wrapper_type" in changed, new_seed is not None)
-        if saved != now:
-            notes.append(f"{saved} processes saved it, and there are {now}: the run is not repeated exactly")
-        run.position.load_state_dict(state)
-    except KeyError as err:
-        raise CheckpointError(f"{path} lacks {err}: it was not saved by this version of amago") from err
-    except ValueError as err:
-        raise CheckpointError(f"{path} does not fit this run: {err}") from err
-    unused = run.moments.load_state_dict(tensors.get("callbacks", {}))
-    return notes + [f"the state of the callback {key} is not used: this run has no such callback" for key in unused]
-
-
-def _kind(description: Mapping[str, Any], run_name: str) -> list[Any]:
-    """The properties of a dataset that must agree for a state to fit: classes, and names of buffers, which are renamed with their run."""
-    name = description.get("dset_name")
-    members = [_kind(d, run_name) for d in description.get("datasets", ())]
-    return [description.get("type"), None if name == run_name else name, members]
-
-
-def _restore_process(run: Any, ranks: list[dict[str, Any]], rank: int, exploration_is_new: bool, reseeded: bool) -> None:
-    """Restore random streams and actors; a new process takes the actors of an earlier one, with separate random streams."""
-    local, is_new = ranks[rank % len(ranks)], rank >= len(ranks)
-    for kind, saved in local["pools"].items():
-        if kind in run.actors.pools:
-            known = {**saved, "actors": {f"-{k}": v for k, v in saved["actors"].items()}} if is_new else saved
-            load_pool_state(run.actors.pools[kind].pool, known, exploration_is_new)
-    if is_new and not reseeded:
-        seed_process((run.run_seed, rank, len(ranks)))
-    elif not reseeded:
-        set_rng_state(local["rng"])
+# ---- the state of actors ------------------------------------------------------------------------------------------------------
 
 
 def load_pool_state(pool: ActorPool, saved: dict[str, Any], exploration_is_new: bool) -> None:
