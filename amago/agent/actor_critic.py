@@ -17,8 +17,15 @@ from torch.distributions import Distribution
 
 from amago import ops
 from amago.agent.base import BaseAgent, action_vectors, evaluating
-from amago.agent.methods.entropy import exact_entropy, sample_with_entropy, soft_rewards, temperature_for
-from amago.agent.methods.traces import check_targets, log_prob_of_stored, trace_targets
+from amago.agent.methods import (
+    check_targets,
+    exact_entropy,
+    log_prob_of_stored,
+    sample_with_entropy,
+    soft_rewards,
+    temperature_for,
+    trace_targets,
+)
 from amago.agent.options import ActorCriticOptions, binary_filter, check_gamma_idx, exp_filter, gammas_for
 from amago.agent.values import AgentValues, PopArtValues, choose_scale, grow_scale, update_metrics
 from amago.compat.training import LossStatistics

@@ -10,7 +10,7 @@ import gin
 import torch
 from torch import Tensor, nn
 
-from amago.agent.methods.traces import TARGETS
+from amago.agent.methods import TARGETS
 from amago.fields import Check, declare, faults, number, one_of, optional, whole, within
 from amago.nets.actor_critic import Actor, NCritics, NCriticsTwoHot
 

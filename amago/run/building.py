@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from amago.compat import accelerate_states
+from amago.compat.parts import is_accelerate_state, load_accelerate_state
 from amago.describe import describe, name_of
 from amago.loading import RLDataset
 from amago.run.callbacks import CallbackList
@@ -292,8 +292,8 @@ class Building:
                 "this process only collects, and has nothing into which a training state could be loaded: load the weights alone "
                 "(resume_training_state=False)"
             )
-        if accelerate_states.is_one(path):
-            learner.grad_steps = accelerate_states.load(path, learner.policy, learner.optimizer, learner.lr_schedule)
+        if is_accelerate_state(path):
+            learner.grad_steps = load_accelerate_state(path, learner.policy, learner.optimizer, learner.lr_schedule)
             run.position.begin(1 + epoch_of(path))
             return [f"note: {path.name} was written by Accelerate: frames, batches and random numbers begin anew"]
         found = run.rundir.changes(path, self.started)

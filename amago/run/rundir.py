@@ -14,8 +14,7 @@ import gymnasium as gym
 from torch import Tensor, nn
 
 from amago import config
-from amago.compat import accelerate_states
-from amago.compat.parts import TextPath
+from amago.compat.parts import TextPath, is_accelerate_state
 from amago.loading import DiskTrajDataset, MixtureOfDatasets, RLDataset
 from amago.run import checkpoint
 from amago.run.checkpoint import (
@@ -399,7 +398,7 @@ class RunDir:
         for directory in (self.path, self.checkpoints.directory):  # where this library and the original system have it
             write_text(directory / "config.txt", config.operative_config())
         before, state = None, None
-        if resumed is not None and not accelerate_states.is_one(resumed):
+        if resumed is not None and not is_accelerate_state(resumed):
             before, state, epoch = settings_in(resumed), resumed.name, identity(resumed)[0]
         elif (record := read_record(self.path)) is not None and has_learned(record) and not self.settings.learns:
             before = record

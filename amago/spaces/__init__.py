@@ -14,8 +14,7 @@ from amago.spaces.actions import (
     stored_dtype_of,
 )
 from amago.spaces.descriptions import SpaceDifference, describe, from_description, same_range, space_differences
-from amago.spaces.observations import ObsSpec, changed_spec, key_problem, obs_spec
-from amago.spaces.reading import ObsReader, converts_to, spaces_of
+from amago.spaces.observations import ObsReader, ObsSpec, changed_spec, converts_to, key_problem, obs_spec, spaces_of
 
 __all__ = [
     "ActionMask", "ActionPart", "ActionSpec", "NonFiniteError", "ObsReader", "ObsSpec", "SpaceDifference", "action_mask_key", "action_spec",

@@ -12,7 +12,7 @@ from test_agent import SPACES, build, make_batch
 
 import amago
 from amago import config
-from amago.agent.methods.entropy import entropy_scale, exact_entropy, sample_with_entropy
+from amago.agent.methods import entropy_scale, exact_entropy, sample_with_entropy
 from amago.loading import DiskTrajDataset
 from amago.nets.policy_dists import Beta, TanhGaussian, distribution_of
 from amago.run.settings import SettingsError

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import amago
-from amago.agent.methods.traces import log_prob_of_stored
+from amago.agent.methods import log_prob_of_stored
 from amago.nets.policy_dists import TanhGaussian, distribution_of
 from amago.nets.traj_encoders import FFTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder

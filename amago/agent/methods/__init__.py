@@ -1,1 +1,0 @@
-"""Methods beyond the core of the loss, one a file: each is chosen by an option of the agents."""
