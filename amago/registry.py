@@ -1,9 +1,11 @@
-"""Classes by name: one registry for each kind of part of an agent."""
+"""Classes by name, one registry for each kind of part of an agent; and packages that an extra installs."""
 
 from __future__ import annotations
 
+import importlib
+import warnings
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 C = TypeVar("C", bound=type)
@@ -56,3 +58,17 @@ class Registry(dict[str, T]):
     def names(self) -> list[str]:
         """All names, in alphabetical order."""
         return sorted(self)
+
+
+def require(module: str, extra: str | None, what: str = "") -> Any:
+    """Import a module; if it or a dependency is missing, an ImportError says ``what`` needs it, and the command that installs the extra, or
+    for None the package."""
+    package = module.partition(".")[0]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # deprecation warnings about the packages' own code
+            return importlib.import_module(module)
+    except ImportError as err:
+        needed = package if extra is None else f"'amago[{extra}]'"
+        needs = f"{what} needs {module}, which" if what else package
+        raise ImportError(f"{needs} could not be imported ({err}). Install it: pip install {needed}") from err

@@ -21,6 +21,7 @@ from amago.cli_utils.scripts import running
 from amago.cli_utils.settings import record_settings, set_arguments
 from amago.describe import text_table
 from amago.envs.pool.subprocess import usable_cores
+from amago.registry import require
 from amago.run.group import Stopped
 from amago.run.learner import NonFiniteTraining
 from amago.run.locks import HeldError, RunLock, exclusive
@@ -112,10 +113,7 @@ class Study:
     """The study of a directory, and its trials in this process; ValueError if the space cannot be read, or differs from the study's."""
 
     def __init__(self, args: Namespace):
-        try:
-            import optuna
-        except ImportError as err:
-            raise ImportError("amago tune needs Optuna: pip install 'amago[tune]'") from err
+        optuna = require("optuna", "tune", "amago tune")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.states = optuna.trial.TrialState
         self.args, self.directory = args, Path(args.buffer_dir).expanduser() / args.run_name

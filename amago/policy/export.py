@@ -7,7 +7,6 @@ has no state. The spectral norms of a transformer are computed once and folded i
 from __future__ import annotations
 
 import copy
-import importlib
 import io
 import json
 import logging
@@ -38,6 +37,7 @@ from amago.nets.policy_dists import (
     action_distribution,
 )
 from amago.nets.transformer import SigmaReparam
+from amago.registry import require
 from amago.run.checkpoint import atomic_write
 from amago.spaces import ActionSpec, describe
 
@@ -243,10 +243,7 @@ def export_policy(agent: BaseAgent, path: str | Path) -> Path:
         known = " or ".join(f"{suffix} ({what})" for suffix, what in FORMATS.items())
         raise ValueError(f"path={str(path)!r} must end in {known}")
     for name in ("onnx", "onnxscript") if path.suffix == ".onnx" else ():
-        try:
-            importlib.import_module(name)
-        except ImportError as err:
-            raise ImportError(f"writing ONNX needs {name}: pip install 'amago[export]'") from err
+        require(name, "export", "writing ONNX")
     step = StepModel(agent)
     _compare(step, agent)
     with torch.no_grad(), _quiet():

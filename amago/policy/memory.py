@@ -19,6 +19,7 @@ from amago.describe import text_table
 from amago.envs import AMAGOEnv
 from amago.nets.traj_encoders import TformerTrajEncoder
 from amago.policy.playing import FULL, THIS_ATTEMPT, EpisodeResult, Steps, View, play
+from amago.registry import require
 from amago.run.plots import COLORS, MARKERS
 from amago.run.results import Estimate, by_attempt
 
@@ -371,11 +372,7 @@ def plot_memory(study: MemoryStudy, path: str | Path) -> Path:
     Bands and bars are 95% intervals. Missing directories of ``path``, which is returned, are created. Without matplotlib, an ImportError
     names the extra.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as err:
-        raise ImportError("the picture of --memory needs matplotlib: pip install 'amago[plots]'") from err
-    figure = Figure(figsize=(15.0, 4.8), layout="constrained")
+    figure = require("matplotlib.figure", "plots", "the picture of --memory").Figure(figsize=(15.0, 4.8), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
     for i, view in enumerate(v for v in (FULL, NONE, THIS_ATTEMPT) if v in study.returns):
         means, low, high, *_ = np.array(study.stages.estimates(view)).reshape(-1, 5).T

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from amago.registry import require
 from amago.report.curves import AXES, EACH, STATISTICS
 from amago.report.runs import find_runs, group_runs, name_runs, read_run, status_of, walk
 from amago.report.sections import SECTIONS, Content, Figure, Plot, all_figures, fill
@@ -80,11 +81,7 @@ def render(paths: Sequence[str | Path], statistic: str = "mean", live: bool = Fa
 
 def plotly_script() -> str:
     """The source of plotly.js, from the Python package; ImportError names the extra."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError as err:
-        raise ImportError("pages about runs need Plotly: pip install 'amago[report]'") from err
-    script: str = get_plotlyjs()
+    script: str = require("plotly.offline", "report", "a page about runs").get_plotlyjs()
     return script
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import importlib
 import json
 import logging
 import math
@@ -18,6 +17,7 @@ from typing import Any
 import psutil
 import torch
 
+from amago.registry import require
 from amago.run.callbacks import Callback, LogRow
 from amago.run.metric_names import AVERAGE_RETURN, SECTIONS
 from amago.run.plots import read_metrics
@@ -87,12 +87,9 @@ def _numbers(row: LogRow) -> dict[str, float]:
     return {f"{row.section}/{name}": value for name, value in {**row.values, **row.speeds}.items()}
 
 
-def _package(name: str, title: str, module: str = "") -> Any:
-    try:
-        return importlib.import_module(module or name)
-    except ImportError as err:
-        other = f", log_to_{name}=True" if name in ("tensorboard", "wandb") else ""
-        raise ImportError(f"log_to=[{name!r}] (--log_to {name}{other}) needs {title}: pip install 'amago[{name}]'") from err
+def _package(name: str, module: str = "") -> Any:
+    other = f", log_to_{name}=True" if name in ("tensorboard", "wandb") else ""
+    return require(module or name, name, f"log_to=[{name!r}] (--log_to {name}{other})")
 
 
 class TensorBoardLogger(Logger):
@@ -102,7 +99,7 @@ class TensorBoardLogger(Logger):
     """
 
     def __init__(self, directory: Path, settings: Mapping[str, bool | int | float | str] | None = None):
-        package = _package("tensorboard", "TensorBoard", "torch.utils.tensorboard")
+        package = _package("tensorboard", "torch.utils.tensorboard")
         self._directory = directory
         self._writer = package.SummaryWriter(str(directory))
         if settings:  # add_hparams() would make a separate run for the table
@@ -143,7 +140,7 @@ class WandbLogger(Logger):
     """
 
     def __init__(self, settings: ExperimentSettings, config: Mapping[str, Any]):
-        wandb = _package("wandb", "Weights & Biases")
+        wandb = _package("wandb")
         self._video = wandb.Video
         identity: dict[str, Any] = {"id": run_id(settings.run_dir), "resume": "allow"} if settings.learns else {}
         self._run = wandb.init(
@@ -178,7 +175,7 @@ class MLflowLogger(Logger):
 
     def __init__(self, settings: ExperimentSettings, config: Mapping[str, Any]):
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        mlflow = _package("mlflow", "MLflow")
+        mlflow = _package("mlflow")
         self._client, self._metric = mlflow.MlflowClient(), mlflow.entities.Metric
         name, tag = os.environ.get("MLFLOW_EXPERIMENT_NAME", "amago"), {"amago.run": run_id(settings.run_dir)}
         known = self._client.get_experiment_by_name(name)
@@ -208,7 +205,7 @@ class TrackioLogger(Logger):
 
     def __init__(self, settings: ExperimentSettings, config: Mapping[str, Any]):
         name = f"{settings.run_name}-{run_id(settings.run_dir)[:6]}"  # a name is a run's identity in a project
-        self._run = _package("trackio", "Trackio").init(
+        self._run = _package("trackio").init(
             project=settings.wandb_project or "amago", name=name, group=settings.wandb_group_name, config=dict(config),
             resume="allow" if settings.learns else "never", embed=False,
         )  # fmt: skip

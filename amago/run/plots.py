@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from amago.registry import require
+
 # the palette of Okabe and Ito, for readers with any colour vision; darkest first
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 MARKERS = "osD^vPX"
@@ -71,20 +73,15 @@ def plot_adaptation(
     """
     if not any(map(len, (*curves.values(), *by_attempt.values()))):
         raise ValueError("nothing to draw: curves and by_attempt are both empty")
-    try:
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
-    except ImportError as err:
-        raise ImportError("plot_adaptation needs matplotlib: pip install 'amago[plots]'") from err
-
-    figure = Figure(figsize=(11.0, 4.6), layout="constrained")
+    ticker = require("matplotlib.ticker", "plots", "plot_adaptation")
+    figure = require("matplotlib.figure", "plots", "plot_adaptation").Figure(figsize=(11.0, 4.6), layout="constrained")
     right, left = figure.subplots(1, 2, width_ratios=(3, 2))
     left.set(title="Training", xlabel="environment steps", ylabel="mean return per rollout")
     right.set(title="After training: each attempt of a rollout", xlabel="attempt", ylabel="success rate", ylim=(-0.03, 1.03))
-    left.xaxis.set_major_formatter(EngFormatter(sep=""))
-    left.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
-    right.yaxis.set_major_formatter(PercentFormatter(xmax=1.0, decimals=0))
-    right.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12, min_n_ticks=1))
+    left.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
+    left.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, nbins=6))
+    right.yaxis.set_major_formatter(ticker.PercentFormatter(xmax=1.0, decimals=0))
+    right.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, nbins=12, min_n_ticks=1))
     lines: dict[str, Any] = {}
     for i, agent in enumerate(dict.fromkeys([*curves, *by_attempt])):
         look = {"color": COLORS[i % len(COLORS)], "marker": MARKERS[i % len(MARKERS)], "markersize": 5, "linewidth": 2}

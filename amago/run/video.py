@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import io
 import os
@@ -15,10 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from amago.registry import require
+
 Frame = NDArray[np.uint8]
 LEAST_SIDE = 256  # smaller pictures are enlarged by a whole number, until their longer side is about so many pixels
 SUFFIXES = (".mp4", ".gif")
-_EXTRA = "pip install 'amago[video]'"
 
 
 def check_video_path(path: str | Path) -> Path:
@@ -26,7 +26,7 @@ def check_video_path(path: str | Path) -> Path:
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
         raise ValueError(f"a video must end in .mp4 or .gif, got {str(path)!r}")
-    _require("moviepy" if path.suffix.lower() == ".mp4" else "PIL.Image", path.suffix)
+    require("moviepy" if path.suffix.lower() == ".mp4" else "PIL.Image", "video", f"writing {path.suffix}")
     return path
 
 
@@ -84,18 +84,11 @@ def write_video(pictures: Sequence[Any], path: str | Path, fps: float) -> Path:
 
 def gif(frames: Sequence[Frame], fps: float) -> bytes:
     """An animated GIF that repeats. Pillow merges equal pictures that follow each other into one that is shown for longer."""
-    image = _require("PIL.Image", "GIF")
+    image = require("PIL.Image", "video", "writing GIF")
     first, *rest = [image.fromarray(f).quantize() for f in frames]
     out = io.BytesIO()
     first.save(out, "GIF", save_all=True, append_images=rest, duration=max(20, round(1000 / fps)), loop=0, optimize=False)
     return out.getvalue()
-
-
-def _require(module: str, what: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as err:
-        raise ImportError(f"writing {what} needs {module.partition('.')[0]}: {_EXTRA}") from err
 
 
 def add_to_events(writer: Any, tag: str, pictures: Sequence[Any], fps: float, step: int) -> None:
@@ -115,10 +108,7 @@ def log_to_wandb(run_dir: Path, name: str, path: Path) -> None:
 
     Project and entity come from the environment variables AMAGO_WANDB_PROJECT and AMAGO_WANDB_ENTITY.
     """
-    try:
-        import wandb
-    except ImportError as err:
-        raise ImportError("--log needs Weights & Biases: pip install 'amago[wandb]'") from err
+    wandb = require("wandb", "wandb", "--log")
     with wandb.init(
         dir=str(run_dir), project=os.environ.get("AMAGO_WANDB_PROJECT"), entity=os.environ.get("AMAGO_WANDB_ENTITY"),
         name=f"{run_dir.name}-eval", group=run_dir.name, job_type="eval",

@@ -8,8 +8,8 @@ import torch
 from store_helpers import stored
 
 from amago.envs import AMAGOEnv
-from amago.envs.builtin._common import require
 from amago.envs.pool import make_pool
+from amago.registry import require
 
 jax = pytest.importorskip("jax", reason="jax is not installed: pip install 'amago[gymnax]'", exc_type=ImportError)
 from amago.envs.builtin.jax_envs import JaxRows, JaxVectorEnv  # noqa: E402

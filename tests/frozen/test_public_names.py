@@ -68,6 +68,7 @@ GONE = {
     "amago.store.StoreView.file_range": "`StoreView.file_of`, and `files`",
     "amago.spaces.stored_width": "`action_spec(from_description(...)).stored_dim`",
     "node_dir": "`amago collect --node-dir`",
+    "amago.envs.builtin._extras.require": "`amago.registry.require`",
     "amago.run.roles.Role": "`amago.Callback` has the moments",
     "detach_params": "`BaseCriticHead.frozen` holds the parameters of any critics out of the graph",
     "cache": "`Transformer.forward` takes and returns a hidden state, like the original's",

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import numbers
 import operator
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import ModuleType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -116,19 +113,6 @@ def similar(word: str, known: Sequence[str], otherwise: Sequence[str] | None = N
 def refuse_step(env: str) -> NoReturn:
     """Raise `gymnasium.error.ResetNeeded`, for a `step` before the first `reset` or after the end of a rollout."""
     raise ResetNeeded(f"{env}.step() was called with no rollout under way: call reset() first")
-
-
-def require(module: str, extra: str | None = None) -> ModuleType:
-    """Import ``module``; raises ImportError naming the command that installs the extra, or for None the package, if it or a dependency is
-    missing."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # deprecation warnings about the packages' own code
-            return importlib.import_module(module)
-    except ImportError as err:
-        package = module.partition(".")[0]
-        needed = package if extra is None else f"'amago[{extra}]'"
-        raise ImportError(f"{package} could not be imported ({err}). Install it: pip install {needed}") from err
 
 
 def metrics(values: Mapping[str, float]) -> dict[str, float]:

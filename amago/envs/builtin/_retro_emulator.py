@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from amago.envs.builtin._common import require
+from amago.registry import require
 
 Picture = NDArray[np.uint8]
 

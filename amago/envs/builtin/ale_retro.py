@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from amago.envs.amago_env import AMAGOEnv
 from amago.envs.builtin import _common as common
-from amago.envs.builtin._common import check_resolution, require
+from amago.envs.builtin._common import check_resolution
 from amago.envs.builtin._retro_emulator import EmulatorProcess, integrations
+from amago.registry import require
 
 if TYPE_CHECKING:
     from retro.data import Integrations

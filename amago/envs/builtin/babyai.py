@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amago.envs.builtin import _common as common
-from amago.envs.builtin._common import Attempts, require
+from amago.envs.builtin._common import Attempts
+from amago.registry import require
 
 if TYPE_CHECKING:
     from minigrid.core.world_object import WorldObj

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amago.envs.builtin import _common as common
-from amago.envs.builtin._common import require
+from amago.registry import require
 from amago.relabeling import GoalSequenceRelabeler
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import gymnasium as gym
 import numpy as np
 
 from amago.envs.builtin import _common as common
-from amago.envs.builtin._common import require
 from amago.envs.builtin.jax_envs import JaxRows, RowReset, RowStep, action_space_of, as_declared, space_of
+from amago.registry import require
 
 if TYPE_CHECKING:
     from gymnax.environments.environment import Environment

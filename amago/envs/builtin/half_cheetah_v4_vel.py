@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amago.envs.builtin import _common as common
-from amago.envs.builtin._common import Attempts, require
+from amago.envs.builtin._common import Attempts
+from amago.registry import require
 
 Observation = NDArray[np.float32]
 

@@ -13,7 +13,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from amago.envs.builtin import _common as common
-from amago.envs.builtin._common import require
+from amago.registry import require
 
 if TYPE_CHECKING:
     from jax import Array as JaxArray

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from amago.envs.amago_env import AMAGOEnv
 from amago.envs.builtin import _common as common
-from amago.envs.builtin._common import require
+from amago.registry import require
 
 Observation = Any
 

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from amago.envs.amago_env import AMAGOEnv
 from amago.envs.builtin import _common as common
-from amago.envs.builtin._common import Attempts, require
+from amago.envs.builtin._common import Attempts
+from amago.registry import require
 
 Observation = NDArray[np.uint8]
 

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amago.envs.builtin import _common as common
-from amago.envs.builtin._common import require
 from amago.envs.builtin.jax_envs import JaxRows, RowReset, RowStep, use_after
 from amago.envs.statistics import AMAGO_ENV_LOG_PREFIX
+from amago.registry import require
 
 if TYPE_CHECKING:
     from jax import Array as JaxArray

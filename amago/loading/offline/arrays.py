@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from amago.data.trajectory import StoredTraj
 from amago.loading.offline.base import SLACK, Converter, InMemory, OfflineDataset
+from amago.registry import require
 from amago.relabeling import Relabeler
 
 Array = NDArray[Any]
@@ -347,10 +348,7 @@ def read_hdf5(path: Path) -> dict[str, Array]:
         ValueError: there is no such file, it is not HDF5, or an array is missing or of another length.
         ImportError: h5py is not installed.
     """
-    try:
-        import h5py
-    except ImportError as err:
-        raise ImportError("reading HDF5 files needs h5py: pip install 'amago[offline]'") from err
+    h5py = require("h5py", "offline", "reading HDF5 files")
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
     try:

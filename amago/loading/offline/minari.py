@@ -7,7 +7,6 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -18,6 +17,7 @@ import numpy as np
 from amago.data.extras import ExtraField
 from amago.data.trajectory import StoredTraj, rows_of_extra
 from amago.loading.offline.base import Converter, InMemory, OfflineDataset, TrajectorySource
+from amago.registry import require
 from amago.relabeling import Relabeler
 from amago.spaces import ActionSpec
 
@@ -25,14 +25,6 @@ _CHUNK = 64 << 20  # bytes that are exported at a time
 _DAMAGE = (ValueError, KeyError, IndexError, TypeError, AssertionError, OSError)
 """Raised by Minari, h5py or the conversion where an episode is damaged."""
 _EXTRAS = "extras"  # entry of an episode's infos that holds the extra fields
-
-
-def _minari() -> ModuleType:
-    try:
-        import minari
-    except ImportError as err:
-        raise ImportError("Minari datasets need minari: pip install 'amago[offline]'") from err
-    return minari
 
 
 def _root() -> Path:
@@ -112,7 +104,7 @@ class _MinariSource(TrajectorySource):
     """Episodes that are read from disk each time that a part of one is requested."""
 
     def __init__(self, name: str, directory: Path, obs_keys: list[str] | None, env_name: str | None):
-        minari, metadata = _minari(), _metadata(name, directory)
+        minari, metadata = require("minari", "offline"), _metadata(name, directory)
         self._name, self._keys, self._env_name = name, obs_keys, env_name or _env_id(metadata)
         try:
             data = minari.MinariDataset(directory)
@@ -232,7 +224,7 @@ def export(
         ValueError: the id is malformed or taken, or there are no trajectories.
         ImportError: minari is not installed.
     """
-    minari = _minari()
+    minari = require("minari", "offline")
     from minari.data_collector import EpisodeBuffer
 
     plain = list(obs_space.spaces) == ["observation"]

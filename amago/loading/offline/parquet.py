@@ -6,7 +6,6 @@ A row is a timestep. The last row of an episode has its final observation, and n
 
 from __future__ import annotations
 
-import importlib
 import io
 import json
 import logging
@@ -23,6 +22,7 @@ from amago.data.extras import ExtraField
 from amago.data.trajectory import StoredTraj
 from amago.loading.offline.arrays import ArrayDataset
 from amago.loading.offline.base import InMemory, OfflineDataset
+from amago.registry import require
 from amago.relabeling import Relabeler
 from amago.spaces import ActionSpec, action_spec
 from amago.spaces.descriptions import describe, from_description
@@ -31,13 +31,6 @@ Array = NDArray[Any]
 log = logging.getLogger(__name__)
 CARD, _DATA, _ABOUT, _OBSERVATION, _EXTRA = "README.md", "data", "amago", "observation.", "extra."
 FILE_BYTES, _ROWS = 128 << 20, 10_000  # bytes of a file before compression, and rows of a group
-
-
-def _package(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as err:
-        raise ImportError(f"Parquet files need {module.partition('.')[0]}: pip install 'amago[parquet]'") from err
 
 
 def parquet_files(path: Path) -> list[Path]:
@@ -54,7 +47,7 @@ def is_image(shape: tuple[int, ...], dtype: Any) -> bool:
 
 def _column(values: Array, rows: int) -> Any:
     """A column of so many rows: ``values``, and nulls after them."""
-    pa, row, absent = _package("pyarrow"), values.shape[1:], [None] * (rows - len(values))
+    pa, row, absent = require("pyarrow", "parquet"), values.shape[1:], [None] * (rows - len(values))
     if is_image(row, values.dtype):
         pngs = [{"bytes": _png(frame), "path": None} for frame in values]
         return pa.array([*pngs, *absent], pa.struct({"bytes": pa.binary(), "path": pa.string()}))
@@ -66,7 +59,7 @@ def _column(values: Array, rows: int) -> Any:
 
 
 def _png(frame: Array) -> bytes:
-    image = _package("PIL.Image").fromarray(frame[..., 0] if frame.shape[-1] == 1 else frame)
+    image = require("PIL.Image", "parquet").fromarray(frame[..., 0] if frame.shape[-1] == 1 else frame)
     image.save(out := io.BytesIO(), "PNG")
     return out.getvalue()
 
@@ -75,7 +68,7 @@ def _array(column: Any, row: tuple[int, ...], dtype: Any) -> Array:
     """The values of a column that are not null."""
     values = column.combine_chunks().drop_null()
     if is_image(row, dtype):
-        opened = _package("PIL.Image").open
+        opened = require("PIL.Image", "parquet").open
         frames = [np.asarray(opened(io.BytesIO(value["bytes"]))) for value in values.to_pylist()]
         return np.stack(frames).reshape(-1, *row) if frames else np.zeros((0, *row), np.uint8)
     while values.type.num_fields:  # lists
@@ -117,7 +110,7 @@ def export_parquet(
         ValueError: the directory is not empty, or the trajectories have different fields.
         ImportError: pyarrow, or Pillow where there are images, is not installed.
     """
-    parquet, pa = _package("pyarrow.parquet"), _package("pyarrow")
+    parquet, pa = require("pyarrow.parquet", "parquet"), require("pyarrow", "parquet")
     if directory.exists() and any(directory.iterdir()):
         raise ValueError(f"{directory} exists and is not empty: name another directory")
     (directory / _DATA).mkdir(parents=True, exist_ok=True)
@@ -212,7 +205,7 @@ class ParquetDataset(OfflineDataset):
     def load(self) -> InMemory:
         files = parquet_files(self.path)
         try:
-            about = json.loads((_package("pyarrow.parquet").read_schema(files[0]).metadata or {})[_ABOUT.encode()])
+            about = json.loads((require("pyarrow.parquet", "parquet").read_schema(files[0]).metadata or {})[_ABOUT.encode()])
         except (IndexError, KeyError, ValueError, OSError) as err:
             raise ValueError(f"{self.name} is no dataset that 'amago buffer export --to parquet' wrote ({err!r:.100})") from err
         fields = {k: (tuple(row), dtype) for k, (row, dtype) in about["columns"].items()}
@@ -224,7 +217,7 @@ class ParquetDataset(OfflineDataset):
 
     def _read(self, files: list[Path], fields: Mapping[str, tuple[tuple[int, ...], str]]) -> Iterator[StoredTraj]:
         for file in files:
-            table = _package("pyarrow.parquet").read_table(file)
+            table = require("pyarrow.parquet", "parquet").read_table(file)
             ends = np.flatnonzero(np.diff(table["episode"].to_numpy(), append=-1)) + 1
             for start, end in zip([0, *ends[:-1].tolist()], ends.tolist()):
                 rows = table.slice(start, end - start)
@@ -253,7 +246,7 @@ def open_lerobot(path: Path, action_space: gym.Space[Any] | None = None, env_nam
         ValueError: it is another version, or lacks what is needed.
         ImportError: pyarrow, or Pillow where there are images, is not installed.
     """
-    parquet = _package("pyarrow.parquet")
+    parquet = require("pyarrow.parquet", "parquet")
     info = json.loads((path / "meta/info.json").read_text("utf-8"))
     if not str(info.get("codebase_version", "")).startswith("v3"):
         raise ValueError(
@@ -265,7 +258,7 @@ def open_lerobot(path: Path, action_space: gym.Space[Any] | None = None, env_nam
     tables = [parquet.read_table(file) for file in parquet_files(path)]
     if not tables:
         raise ValueError(f"{path} has no files in data/")
-    table = _package("pyarrow").concat_tables(tables).sort_by("index")
+    table = require("pyarrow", "parquet").concat_tables(tables).sort_by("index")
 
     def column(name: str, default: Array | None = None) -> Array:
         if name not in table.column_names:
