@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -63,6 +64,8 @@ class Registry(dict[str, T]):
 def require(module: str, extra: str | None, what: str = "") -> Any:
     """Import a module; if it or a dependency is missing, an ImportError says ``what`` needs it, and the command that installs the extra, or
     for None the package."""
+    if (found := sys.modules.get(module)) is not None:  # warnings are left alone then
+        return found
     package = module.partition(".")[0]
     try:
         with warnings.catch_warnings():

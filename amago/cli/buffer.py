@@ -13,8 +13,7 @@ import gymnasium as gym
 import numpy as np
 from tqdm import tqdm
 
-from amago.cli import space_syntax
-from amago.cli.gym_env import ENVIRONMENT, GymEnv
+from amago.cli.gym_env import ENVIRONMENT, SPACE_KINDS, SPACE_SYNTAX, GymEnv, space_argument, space_of_actions
 from amago.cli_utils import whole_number
 from amago.cli_utils.arguments import DefaultsHelpFormatter, at_least
 from amago.data.trajectory import StoredTraj
@@ -86,11 +85,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def _add_import(sub: ArgumentParser) -> None:
-    sub.epilog = space_syntax.DETAILS
+    sub.epilog = SPACE_SYNTAX
     add = sub.add_argument
     add("--env", default=None, help=f"environment whose spaces the data has (d4rl, npz, original): {ENVIRONMENT}")
-    space = f"{space_syntax.KINDS}, as explained below (d4rl, npz, original); default: that of --env, else box:-1,1 (original: none)"
-    add("--action-space", type=space_syntax.space_argument, default=None, metavar="SPACE", help=space)
+    space = f"{SPACE_KINDS}, as explained below (d4rl, npz, original); default: that of --env, else box:-1,1 (original: none)"
+    add("--action-space", type=space_argument, default=None, metavar="SPACE", help=space)
     limit = "time limit of episodes in steps (d4rl files without timeouts)"
     add("--max-episode-steps", type=whole_number, default=None, help=limit)
     name = "name of the environment in statistics; default: the recorded name, or that of the file"
@@ -215,12 +214,12 @@ def _open_source(args: Namespace, root: Path) -> OfflineDataset:
     if kind == "original":
         return _open_original(args, path, root, obs_space, space)
     if kind == "d4rl":
-        space = space_syntax.space_of_actions(space, read_hdf5(path)["actions"], path) if isinstance(space, str) else space
+        space = space_of_actions(space, read_hdf5(path)["actions"], path) if isinstance(space, str) else space
         return D4RLDataset(path, args.max_episode_steps, space, obs_space, name, skip_damaged=skip)
     if kind == "lerobot":
         return open_lerobot(path, None if isinstance(space, str) else space, name)
     rows = read_npz(path, dict(args.fields or ()))
-    space = space_syntax.space_of_actions(space, rows["actions"], path)
+    space = space_of_actions(space, rows["actions"], path)
     rows["env_name"] = name or rows.get("env_name", path.stem)
     dataset = ArrayDataset(**rows, action_space=space, observation_space=obs_space, skip_damaged=skip)
     dataset.title = str(path)
@@ -233,7 +232,7 @@ def _open_original(
     if space is None:
         raise ValueError(
             f"the files in {path} do not say what their actions are: give the environment's id (--env ID), or its action space "
-            f"(--action-space SPACE; {space_syntax.KINDS})"
+            f"(--action-space SPACE; {SPACE_KINDS})"
         )
     for file in files_of_original(path):
         if file.suffix == ".npz" and file.resolve().is_relative_to(root.resolve()):
@@ -241,7 +240,7 @@ def _open_original(
                 f"{file} lies in the buffer {root}, where it is sampled already; after an import it would be there twice"
             )
     if isinstance(space, str):
-        space = space_syntax.space_of_actions(space, np.zeros((1, action_width(path, args.allow_pickle))), path)
+        space = space_of_actions(space, np.zeros((1, action_width(path, args.allow_pickle))), path)
     return OriginalDataset(path, space, obs_space, args.env_name, args.allow_pickle)
 
 

@@ -38,8 +38,7 @@ def param_groups(agent: BaseAgent, settings: ExperimentSettings) -> Params:
                 f"{name}={rate:g}, but agent_type {type(agent).__name__} has no {part!r} to train with that rate"
             )
         groups[part] = {"name": part, "lr": rate, "params": []}
-        for module in (part, "state_values") if part == "critics" and "state_values" in modules else (part,):
-            group_of |= {id(p): part for p in modules[module].parameters()}
+        group_of |= {id(p): part for p in modules[part].parameters()}
     for p in params:
         groups[group_of.get(id(p), "others")]["params"].append(p)
     return [group | {"weight_decay": float(settings.l2_coeff)} for group in groups.values() if group["params"]]

@@ -157,6 +157,23 @@ def next_sequence(directory: str | os.PathLike[str], writer: str) -> int:
     return max((int(m["sequence"]) for m in found if m and m["writer"] == writer), default=-1) + 1
 
 
+def _packed(trajs: Sequence[StoredTrajs]) -> tuple[dict[str, sc.Array], list[str]]:
+    """The fields of n >= 1 trajectories of one schema, and the list of environment names that ``env_id`` refers to."""
+    each = [name for t in trajs for name in t.env_names]
+    names = list(dict.fromkeys(each))
+    number = {name: i for i, name in enumerate(names)}
+    lengths = np.concatenate([np.zeros(1, np.int64), *(t.lengths for t in trajs)])
+    fields: dict[str, sc.Array] = {name: np.concatenate([t.arrays[name] for t in trajs]) for name in trajs[0].arrays}
+    fields |= {
+        "start_time": np.concatenate([t.start_times for t in trajs]),
+        "prev_reward": np.concatenate([t.prev_rewards for t in trajs]),
+        "prev_action": np.concatenate([t.prev_actions for t in trajs]),
+        "ep_offsets": np.cumsum(lengths, dtype=np.int64),
+        "env_id": np.array([number[name] for name in each], np.int32),
+    }
+    return {k: np.ascontiguousarray(fields[k]) for k in sorted(fields)}, names
+
+
 # Segments
 
 
@@ -166,7 +183,7 @@ def encode_segment(trajs: Sequence[StoredTrajs], spaces: str, writer: str, seque
     Raises:
         ValueError: the header would be too big (bounds that differ from element to element, in huge spaces).
     """
-    fields, names = sc.pack(trajs)
+    fields, names = _packed(trajs)
     order = sorted(fields, key=lambda k: (-fields[k].itemsize, k))  # keeps every tensor aligned, as safetensors does
     data = {name: fields[name].reshape(-1).view(np.uint8) for name in order}
     entries, at = {}, 0
@@ -241,7 +258,7 @@ def encode_npz(traj: StoredTrajs, spaces: str, writer: str, sequence: int, compr
     Raises:
         ValueError: the metadata is too long (bounds that differ from element to element, in huge spaces).
     """
-    fields, names = sc.pack([traj])
+    fields, names = _packed([traj])
     metadata = {"format": sc.FORMAT, "version": sc.VERSION, "spaces": spaces, "env_names": names}
     text = json.dumps(metadata | {"writer": writer, "sequence": sequence}, separators=(",", ":")).encode()
     if len(text) > MAX_HEADER_BYTES:

@@ -21,7 +21,7 @@ import functools
 import json
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amago.data.extras import ExtraField, trajectory_fields
-from amago.data.trajectory import FIELDS, OBS, Field, StoredTrajs, pad_value, rows_in
+from amago.data.trajectory import FIELDS, OBS, Field, pad_value, rows_in
 from amago.spaces import ActionSpec, action_spec, describe, from_description, key_problem
 from amago.store.files import BadFileError
 
@@ -221,23 +221,6 @@ def spaces_text(obs_space: gym.spaces.Dict, action_space: gym.Space[Any], extras
     if declared:
         about["extras"] = declared
     return json.dumps(about, separators=(",", ":"), sort_keys=True)
-
-
-def pack(trajs: Sequence[StoredTrajs]) -> tuple[dict[str, Array], list[str]]:
-    """The fields of n >= 1 trajectories of one schema, and the list of environment names that ``env_id`` refers to."""
-    each = [name for t in trajs for name in t.env_names]
-    names = list(dict.fromkeys(each))
-    number = {name: i for i, name in enumerate(names)}
-    lengths = np.concatenate([np.zeros(1, np.int64), *(t.lengths for t in trajs)])
-    fields: dict[str, Array] = {name: np.concatenate([t.arrays[name] for t in trajs]) for name in trajs[0].arrays}
-    fields |= {
-        "start_time": np.concatenate([t.start_times for t in trajs]),
-        "prev_reward": np.concatenate([t.prev_rewards for t in trajs]),
-        "prev_action": np.concatenate([t.prev_actions for t in trajs]),
-        "ep_offsets": np.cumsum(lengths, dtype=np.int64),
-        "env_id": np.array([number[name] for name in each], np.int32),
-    }
-    return {k: np.ascontiguousarray(fields[k]) for k in sorted(fields)}, names
 
 
 def check_index(ep_offsets: Array, start_time: Array, env_id: Array, total: int, env_names: object) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import gymnasium as gym
 import pytest
 from messages import names
 
-from amago.cli.space_syntax import DETAILS, parse_space
+from amago.cli.gym_env import SPACE_SYNTAX, parse_space
 from amago.spaces.actions import action_spec
 
 spaces = gym.spaces
@@ -36,7 +36,7 @@ def test_what_texts_mean() -> None:
     ordered = parse_space("dict(b=discrete:2; a=bits:3)")
     assert isinstance(ordered, spaces.Dict)
     assert list(ordered.spaces) == ["b", "a"], "as in the text"
-    example = DETAILS.split("--action-space '")[1].split("'")[0]
+    example = SPACE_SYNTAX.split("--action-space '")[1].split("'")[0]
     assert action_spec(parse_space(example)).kind == "discrete(3)+continuous(1)+multibinary(2)"
 
 

@@ -9,7 +9,7 @@ import pytest
 
 PAGES = """
 import json, resource, torch
-from amago.run.process import keep_freed_memory
+from amago.run.group import keep_freed_memory
 
 def pages():
     "Pages that the system clears for 96 MB in six tensors; there are 24,576."
