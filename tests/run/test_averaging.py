@@ -9,7 +9,6 @@ from tiny import learned, started
 
 import amago
 from amago.agent import MultiTaskAgent
-from amago.loading import DiskTrajDataset
 from amago.run.learner import WeightAverage
 from amago.run.settings import SettingsError
 
@@ -124,21 +123,6 @@ def both(e):
     trained = tiny.weights(e)
     with e.acting_weights():
         return trained, tiny.weights(e)
-
-
-def test_a_resumed_run_has_the_same_average(tmp_path):
-    learned(tmp_path, train_batches_per_epoch=0).close()
-    learns = FIELDS | {"train_timesteps_per_epoch": 0, "share_buffer": True}
-    data = lambda: DiskTrajDataset(tmp_path, "run")  # noqa: E731
-    e = learned(tmp_path, **learns, name="straight", dataset=data(), epochs=4)
-    straight = both(e)
-    e.close()
-    learned(tmp_path, **learns, name="halved", dataset=data(), epochs=2).close()
-    e = learned(tmp_path, **learns, name="halved", dataset=data(), epochs=4, resume="auto")
-    for a, b in zip(straight, both(e)):
-        assert not tiny.differing(a, b)
-    assert e.learner.grad_steps == 12
-    e.close()
 
 
 def test_a_run_may_go_on_without_the_average_and_begin_one(tmp_path):

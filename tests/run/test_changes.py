@@ -97,14 +97,6 @@ def test_the_optimizer_takes_the_new_rates_and_keeps_its_moments(tmp_path, capsy
     assert e.optimizer.param_groups[0]["lr"] == pytest.approx(1e-4 * 9 / 16), "the ninth of sixteen steps of warm-up"
 
 
-def test_nothing_is_said_where_nothing_differs(tmp_path, capsys):
-    saved(tmp_path, epochs=2)
-    resumed(tmp_path).close()
-    out = capsys.readouterr().out
-    assert "differ" not in out
-    assert "note" not in out
-
-
 def test_gin_bindings_of_losses_are_applied_and_said(tmp_path, capsys):
     config.bind({"Agent.tau": 0.01})
     saved(tmp_path)

@@ -1,6 +1,5 @@
 """How many rollouts an evaluation counts, and which: neither fast nor slow ones are favoured."""
 
-import json
 from functools import partial
 
 import gymnasium as gym
@@ -12,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from amago import config
-from amago.cli import main
 from amago.envs import AMAGOEnv, make_pool
 from amago.run.evaluate import AVERAGE_RETURN, NUMBER_OF_ROLLOUTS, evaluate
 from amago.run.rollout import Rollout, shares
@@ -154,17 +152,6 @@ def test_no_step_is_taken_beyond_what_was_asked_and_actors_go_on_afterwards(tmp_
         pool.close()
 
 
-def test_rows_of_a_vectorised_environment_are_actors():
-    def make():
-        envs = gym.vector.SyncVectorEnv(
-            [partial(Numbered, [n]) for n in (1, 4, 9)], autoreset_mode=gym.vector.AutoresetMode.SAME_STEP
-        )
-        return AMAGOEnv(envs, env_name="Numbered", batched_envs=3)
-
-    _, by_actor = counted(make_pool([make], env_mode="already_vectorized", parallel_actors=3), 7)
-    assert by_actor == {0: [0, 1, 2], 1: [0, 1], 2: [0, 1]}
-
-
 def test_a_rollout_that_a_fault_has_dropped_is_made_up_for(monkeypatch):
     monkeypatch.setattr(FailsOnce, "failed", False)
     makers = [partial(numbered, [3]), partial(numbered, [3], FailsOnce)]
@@ -237,15 +224,3 @@ def test_only_the_rollouts_that_count_are_saved(tmp_path):
     e = tiny.started(tmp_path, tiny.cartpole, save_trajs_as="npz")
     e.evaluate_test(tiny.cartpole, FOR_EVER, episodes=7, save_trajs_to=str(tmp_path / "saved"))
     assert len(list((tmp_path / "saved").iterdir())) == 7
-
-
-def test_the_command_counts_exactly(tmp_path, capsys):
-    episodes, actors = 3, 8
-    e = tiny.learned(tmp_path, tiny.cartpole, always_save_latest=True, train_batches_per_epoch=0)
-    e.close()
-    (e.run_dir / "settings.yaml").write_text("env: an argument of a script\nbatch_size: 4\n")
-    (e.run_dir / "train_args.json").write_text(json.dumps({"env": "CartPole-v1", "horizon": 30}))  # of an earlier version
-    config.clear()
-    assert main(["eval", str(e.run_dir), "--episodes", str(episodes), "--actors", str(actors)]) == 0
-    line = next(x for x in capsys.readouterr().out.splitlines() if x.startswith("Number of Rollouts"))
-    assert line.split()[-1] == str(episodes)

@@ -41,16 +41,6 @@ def test_the_mean_over_environment_names_does_not_favour_short_rollouts():
     assert (metrics[TOTAL], metrics[AVERAGE_RETURN_OF_ROLLOUTS]) == (5.0, 2.5)
 
 
-@pytest.mark.parametrize(
-    ("values", "percentile", "mean"),
-    [([7.0], 7.0, 7.0), (range(6), 1.0, 0.0), (range(101), 20.0, 9.5), ([1.0, 2.0], 1.2, 1.0), (range(11), 2.0, 0.5)],
-)
-def test_the_bottom_quintile_its_bound_and_its_mean(values, percentile, mean):
-    metrics = summarise({"a": list(reversed(list(values)))}, {})
-    assert metrics["Bottom Quintile Total Return in a"] == pytest.approx(percentile)
-    assert metrics["Mean of Bottom Quintile Total Return in a"] == mean
-
-
 def run(agent, **kwargs):
     pool = make_pool([tiny.tmaze] * 3, env_mode="sync", seed=4)
     try:

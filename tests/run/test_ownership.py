@@ -19,8 +19,6 @@ from amago.cli_utils import switch_async_mode
 from amago.loading import DiskTrajDataset, MixtureOfDatasets
 from amago.run.rundir import RunExistsError, RunInUseError
 
-INF = float("inf")
-
 
 def contents(directory):
     """{file: bytes} below a directory, without locks."""
@@ -51,14 +49,6 @@ def test_a_second_run_of_a_name_is_refused_with_the_ways_out(tmp_path, fields):
     assert contents(tmp_path) == before, "nothing is lost"
     for way in ({"resume": "auto"}, {"name": "other"}, {"overwrite": True}):
         started(tmp_path, **way).close()
-
-
-def test_a_refused_run_shows_the_call_that_was_refused(tmp_path):
-    tiny.learned(tmp_path, ckpt_interval=1).close()
-    e = tiny.started(tmp_path)
-    with pytest.raises(RunExistsError) as refusal:
-        e.learn()
-    assert len(refusal.traceback) == 2, "this function, and learn()"
 
 
 def test_start_says_what_learn_will_refuse_and_how_to_go_on(tmp_path, capsys):

@@ -1,12 +1,10 @@
 """Parts of the agent with learning rates of their own."""
 
 import pytest
-import tiny
 import torch
 from messages import refused
 from tiny import experiment, learned, started
 
-from amago.loading import DiskTrajDataset
 from amago.run.learner import param_groups
 from amago.run.settings import SettingsError
 
@@ -27,17 +25,6 @@ def test_every_parameter_has_the_rate_of_its_part(tmp_path):
     assert found == {name: (of[name.partition(".")[0]], 0.1) for name in found}
     assert {name.partition(".")[0] for name in found} == set(of)
     e.close()
-
-
-def test_a_higher_rate_moves_its_part_alone(tmp_path):
-    """One update from the same weights and gradients."""
-    fields = {"seed": 3, "train_batches_per_epoch": 1, "learning_rate": 1e-3, "l2_coeff": 0.0}
-    runs = [learned(tmp_path / str(rate), critic_learning_rate=rate, **fields) for rate in (None, 1e-2)]
-    (a, b) = (e.policy for e in runs)
-    assert all(torch.equal(x, y) for x, y in zip(a.actor.parameters(), b.actor.parameters()))
-    assert not all(torch.equal(x, y) for x, y in zip(a.critics.parameters(), b.critics.parameters()))
-    for e in runs:
-        e.close()
 
 
 # ---- resume --------------------------------------------------------------------------------------------------------------
@@ -67,22 +54,6 @@ def test_a_choice_that_has_changed_is_said_and_every_parameter_keeps_its_moments
     e.learn()
     assert e.epoch == 2
     e.close()
-
-
-def test_the_same_choice_goes_on_as_if_never_stopped(tmp_path):
-    """On recorded data, as environments begin anew in a resumed run."""
-    learned(tmp_path, name="recorded", train_batches_per_epoch=0).close()
-    fields = {"start_collecting_at_epoch": float("inf"), "share_buffer": True, "ckpt_interval": 1, **CHOICES[2]}
-
-    def run(function, name, **more):
-        e = function(tmp_path, name=name, dataset=DiskTrajDataset(tmp_path, "recorded"), **fields, **more)
-        found = tiny.weights(e)
-        e.close()
-        return found
-
-    want = run(learned, "whole", epochs=2)
-    run(learned, "parts", epochs=1)
-    assert tiny.differing(want, run(learned, "parts", epochs=2, resume="auto")) == []
 
 
 # ---- overrides, mistakes -------------------------------------------------------------------------------------------------

@@ -1,15 +1,12 @@
 """Videos of rollouts on disk and in the loggers."""
 
-import io
 import sys
-import warnings
 
 import numpy as np
 import pytest
 from messages import naming
 
 from amago.run import video
-from amago.run.metrics import TensorBoardLogger
 
 
 def pictures(n=6, height=20, width=30):
@@ -72,21 +69,3 @@ def test_wrong_arguments(tmp_path, monkeypatch):
         with pytest.raises(ImportError, match=r"amago\[video\]"):
             video.check_video_path(tmp_path / f"a{suffix}")
     assert not list(tmp_path.iterdir())
-
-
-def test_tensorboard_shows_the_film(tmp_path):
-    pytest.importorskip("tensorboard")
-    image = pytest.importorskip("PIL.Image")
-    logger = TensorBoardLogger(tmp_path)
-    logger.log_video("eval/video", tmp_path, pictures(), fps=4, env_steps=70)
-    logger.on_close(None)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-        events = EventAccumulator(str(tmp_path))
-        events.Reload()
-    (shown,) = events.Images("eval/video")
-    assert shown.step == 70
-    with image.open(io.BytesIO(shown.encoded_image_string)) as film:
-        assert (film.format, film.n_frames, film.size) == ("GIF", 6, (shown.width, shown.height))
