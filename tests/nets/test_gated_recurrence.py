@@ -9,10 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from amago.cli_utils import switch_traj_encoder
 from amago.nets import gated_recurrence as module
 from amago.nets.gated_recurrence import MinGRU, linear_scan, scan_in_pairs
-from amago.nets.traj_encoders import MinGRUTrajEncoder
 
 
 def loop(decay, inputs, h0):
@@ -75,11 +73,3 @@ def test_at_the_start_states_forget_over_one_timestep_to_the_longest():
     assert 1.9 < over.min() < 2.1
     assert 90.0 < over.max() < 102.0
     assert abs(over.log().mean() - math.log(100.0) / 2) < 0.5
-
-
-def test_sizes_by_name():
-    bound = {}
-    assert switch_traj_encoder(bound, "mingru", memory_size=24, layers=3) is MinGRUTrajEncoder
-    assert bound == {
-        "amago.nets.traj_encoders.MinGRUTrajEncoder.d_model": 24, "amago.nets.traj_encoders.MinGRUTrajEncoder.n_layers": 3,
-    }  # fmt: skip

@@ -169,13 +169,6 @@ def test_critics(kind):
     close(critics(a["state"], a["action"]), a["value"])
 
 
-def test_multibinary_critics_take_the_continuous_layout():
-    a, weights = tensors("critic_scalar_continuous")
-    critics = NCritics(8, 4, False, a["gammas"], num_critics=2, d_hidden=16, n_layers=2)
-    critics.load_state_dict(weights, strict=True)
-    close(critics(a["state"], a["action"]), a["value"])
-
-
 def test_popart():
     config.parse_files(["zoo/original"])
     a, _ = tensors("popart")

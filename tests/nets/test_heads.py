@@ -4,8 +4,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from amago.nets.actor_critic import Actor, NCritics, PopArtLayer, ResidualActor
 from amago.nets.policy_dists import GMM, Beta, Discrete, Multibinary, TanhGaussian
@@ -126,16 +124,6 @@ def test_discrete_gradient_leads_back_from_the_clip_alone():
     masked = gradient(kind, [12.0, 0.0, -math.inf], 1)
     assert masked.isfinite().all()
     assert masked[2] == 0
-
-
-@given(loc=st.floats(-3, 3), raw=st.floats(-3, 3), action=st.floats(-0.99, 0.99))
-@settings(max_examples=50, deadline=None)
-def test_tanh_gaussian_log_prob_is_a_change_of_variables(loc, raw, action):
-    dist = TanhGaussian(1)(torch.tensor([loc, raw], dtype=torch.float64))
-    x = math.atanh(action)
-    normal = torch.distributions.Normal(dist.loc, dist.scale).log_prob(torch.tensor([x], dtype=torch.float64))
-    expected = normal - math.log(1 - action**2)
-    torch.testing.assert_close(dist.log_prob(torch.tensor([action], dtype=torch.float64)), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_tanh_gaussian_samples_and_their_gradient():

@@ -1,12 +1,8 @@
 """The selective scan against a sequential oracle, and the block against the paper's formulas written out."""
 
-import math
-
 import pytest
 import torch
 
-from amago import config
-from amago.cli_utils import switch_traj_encoder, use_config
 from amago.nets import mamba
 from amago.nets.gated_recurrence import scan_, scan_in_pairs
 from amago.nets.mamba import Mamba, selective_scan
@@ -128,14 +124,3 @@ def test_half_precision():
     assert (hidden.conv.dtype, hidden.ssm.dtype) == (torch.bfloat16, torch.float32)
     assert half(x.bfloat16(), times(2, 7))[0].dtype == torch.bfloat16
     assert half(x[:, :1].bfloat16(), times(2, 1), hidden)[0].dtype == torch.bfloat16
-
-
-def test_settings():
-    settings = {}
-    assert switch_traj_encoder(settings, "mamba", memory_size=24, layers=1, d_state=3, expand=3) is MambaTrajEncoder
-    use_config(settings)
-    config.bind({"amago.nets.traj_encoders.MambaTrajEncoder.d_conv": 2})
-    net = MambaTrajEncoder(5, 8)
-    assert (net.emb_dim, len(net.mambas)) == (24, 1)
-    layer = net.mambas[0].mamba
-    assert (layer.d_state, layer.d_conv, layer.d_inner, layer.dt_rank) == (3, 2, 72, math.ceil(24 / 16))

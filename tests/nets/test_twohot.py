@@ -74,19 +74,8 @@ def test_what_lies_beyond_the_bins():
 @pytest.mark.parametrize("value", [-90.0, 0.0, 3.5, 499.0])
 @pytest.mark.parametrize("use_symlog", [True, False])
 def test_initial_values(value, use_symlog):
-    net = NCriticsTwoHot(
-        8,
-        4,
-        False,
-        GAMMAS,
-        2,
-        16,
-        min_return=-100.0,
-        max_return=500.0,
-        output_bins=32,
-        init_value=value,
-        use_symlog=use_symlog,
-    )
+    options = {"min_return": -100.0, "max_return": 500.0, "output_bins": 32, "init_value": value, "use_symlog": use_symlog}
+    net = NCriticsTwoHot(8, 4, False, GAMMAS, 2, 16, **options)
     state, action = torch.randn(2, 5, 8), torch.randn(3, 2, 5, 3, 4)
     said = net.bin_dist_to_raw_vals(net(state, action))
     torch.testing.assert_close(said, torch.full_like(said, value), rtol=1e-3, atol=1e-3)

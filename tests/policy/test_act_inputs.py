@@ -103,37 +103,10 @@ def test_batches_in_every_form(raw, seed):
 # ---- environments that people know -----------------------------------------------------------------------------------------
 
 
-def lake():
-    return gym.make("FrozenLake-v1", is_slippery=False)
+def test_a_trained_policy_plays_in_the_environment_itself(tmp_path):
+    def make():
+        return gym.make("FrozenLake-v1", is_slippery=False)
 
-
-def blackjack():
-    return gym.make("Blackjack-v1")
-
-
-class Sorter(gym.Env):
-    """A nested observation, as robots have it."""
-
-    observation_space = G.Dict(
-        camera=G.Box(0, 255, (6, 6, 1), np.uint8),
-        arm=G.Dict(holds=G.Discrete(3), joints=G.Box(-1.0, 1.0, (2,), np.float64)),
-        seen=G.Tuple((G.MultiDiscrete([2, 3]), G.MultiBinary(2))),
-    )
-    action_space = G.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.observation_space.seed(seed)
-        self._steps = 0
-        return self.observation_space.sample(), {}
-
-    def step(self, action):
-        self._steps += 1
-        return self.observation_space.sample(), float(action), self._steps == 6, False, {}
-
-
-@pytest.mark.parametrize("make", [lake, blackjack, Sorter])
-def test_a_trained_policy_plays_in_the_environment_itself(tmp_path, make):
     e = tiny.learned(
         tmp_path, lambda: AMAGOEnv(make()), "gru", max_seq_len=10, train_timesteps_per_epoch=30, always_save_latest=True
     )

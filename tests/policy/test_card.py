@@ -13,12 +13,10 @@ import pytest
 import tiny
 from run_inside import run_amago
 
-import amago
 from amago import config
 from amago.envs.builtin import TMazePassive
 from amago.policy import load_policy
 from amago.policy.card import Results, find_secrets, measure, write_card
-from amago.run.results import Estimate
 
 SEED = 3
 TOKEN = "hf_" + "Zz9" * 10
@@ -267,11 +265,6 @@ def test_ordinary_names_are_no_secrets(card, tmp_path):
     assert {what for _, what in find_secrets(tmp_path)} == {f"a value of {name!r}" for name in names[:4]}
 
 
-def test_scores():
-    score = Estimate.of([1.0, 3.0, float("nan")])
-    assert (score.mean, score.std, score.rollouts) == (2.0, 1.0, 2)
-    assert score.low == 1.0
-    assert score.high == 3.0
+def test_one_rollout_is_too_few():
     with pytest.raises(ValueError, match="episodes=1"):
         measure(None, [], 1, 5)
-    assert amago.load_policy is load_policy

@@ -52,54 +52,6 @@ def run(runs):
     return runs(tiny.cartpole, "transformer")
 
 
-def record(agent, make_env, steps=200):
-    """What each of three actors saw, and did in the environment's terms, acting greedily in the training process's way."""
-    pool = make_pool([make_env] * ACTORS, env_mode="sync", seed=3)
-    pool.reset()
-    spec, memory, log = pool.action_spec, agent.init_hidden_state(ACTORS, "cpu"), []
-    agent.eval()
-    try:
-        for _ in range(steps):
-            obs = {k: v.copy() for k, v in pool.obs.items()}
-            reward, resets = pool.rl2s[:, 0].copy(), pool.resets.copy()
-            memory = agent.reset_hidden_state(memory, resets)
-            tensors = {k: torch.from_numpy(v) for k, v in obs.items()}
-            stored, memory = agent.get_actions(
-                tensors, torch.from_numpy(pool.rl2s.copy()), torch.from_numpy(pool.time_idxs.copy()), memory, sample=False
-            )
-            log.append((obs, reward, resets, spec.to_env(stored.numpy())))
-            pool.step(stored.numpy())
-    finally:
-        pool.close()
-    return log
-
-
-KINDS = [
-    (tiny.cartpole, "ff"),
-    (tiny.cartpole, "gru"),
-    (tiny.cartpole, "transformer"),
-    (tiny.pendulum, "gru"),
-    (tiny.bits, "transformer"),
-]
-
-
-def same(a, b):
-    return np.allclose(a, b, atol=1e-5) if np.asarray(a).dtype.kind == "f" else np.array_equal(a, b)
-
-
-@pytest.mark.parametrize(("make_env", "traj"), KINDS)
-def test_a_loaded_policy_acts_as_in_training(runs, make_env, traj):
-    run_dir, agent = runs(make_env, traj)
-    log = record(agent, make_env)
-    resets = np.array([r for _, _, r, _ in log])
-    assert resets[1:].any()
-    if make_env is tiny.cartpole:
-        assert (resets[1:].any(1) & ~resets[1:].all(1)).any(), "some reset while others go on"
-    policy = amago.load_policy(run_dir, num_envs=ACTORS, sample=False)
-    for t, (obs, reward, done, action) in enumerate(log):
-        assert same(policy.act(obs, reward, done), action), f"step {t}"
-
-
 def test_every_place_that_holds_weights(run):
     run_dir, agent = run
     own = agent.state_dict()
@@ -252,14 +204,18 @@ def live(agent, make_env, steps):
 
 
 def test_a_thousand_steps_on_a_machine_with_nothing_of_the_training_process(runs):
-    kinds = [*((tiny.cartpole, traj) for traj in ("ff", "gru", "transformer")), (tiny.pendulum, "transformer")]
+    kinds = [
+        *((tiny.cartpole, traj) for traj in ("ff", "gru", "transformer")),
+        (tiny.pendulum, "gru"),
+        (tiny.bits, "transformer"),
+    ]
     places = {}
     for make_env, traj in kinds:
         run_dir, agent = runs(make_env, traj)
         log = live(agent, make_env, 1000)
         assert (log["resets"].sum(0) > 30).all(), "many episodes"
         lengths = np.diff(np.flatnonzero(log["resets"][:, 0]))
-        assert (lengths > agent.max_seq_len).any() or make_env is tiny.pendulum, "past the context"
+        assert (lengths > agent.max_seq_len).any() or make_env is not tiny.cartpole, "past the context"
         np.savez(run_dir / "lived.npz", **log)
         places[run_dir.name] = str(run_dir)
     done = subprocess.run(
@@ -354,20 +310,8 @@ def test_an_evaluation_by_another_discount(decided, taken):
     taken.clear()
     gym.register("Witness-v0", entry_point=lambda **_: Witness(gym.make("CartPole-v1")), max_episode_steps=30)
     try:
-        words = [
-            "eval",
-            str(decided.run_dir),
-            "--env",
-            "Witness-v0",
-            "--episodes",
-            "2",
-            "--actors",
-            "2",
-            "--greedy",
-            "--gamma",
-            "0.9",
-        ]
-        assert run_amago(words, decided.run_dir).code == 0
+        options = "--env Witness-v0 --episodes 2 --actors 2 --greedy --gamma 0.9"
+        assert run_amago(["eval", str(decided.run_dir), *options.split()], decided.run_dir).code == 0
     finally:
         del gym.registry["Witness-v0"]
     assert set(taken) == {0}

@@ -16,7 +16,6 @@ from amago.policy.memory import (
     Estimate,
     MemoryStudy,
     Stages,
-    attention_table,
     conclusion,
     default_contexts,
     influence,
@@ -245,21 +244,6 @@ def test_influence_names_the_step_that_was_shown():
     assert earlier > attempt > 0
 
 
-def test_a_policy_that_is_sure_of_its_actions_has_influences():
-    """Its probabilities are clipped, where gradients used to end."""
-    envs = lakes(1)
-    agent = tiny.agent(envs[0], "gru", max_seq_len=K * LENGTH)
-    with torch.no_grad():
-        for p in agent.actor.parameters():
-            p.mul_(4.5)
-    (kept,) = play(agent, envs, [0], 100, keep_first=True)
-    found = influence(agent, kept.steps, kept.attempt_ends, "cpu")
-    np.testing.assert_allclose(found.share.sum(axis=1), 1.0)
-    probabilities = kept_probabilities(agent, kept)
-    assert (probabilities.max(dim=-1).values > 0.98).all(), "this tests nothing unless they are clipped"
-    assert all(p.grad is None for p in agent.parameters())
-
-
 def attention_of_a_transformer(**bindings):
     config.bind({"TformerTrajEncoder.qk_norm": 50.0, "TformerTrajEncoder.n_heads": 2, **bindings})
     agent = tiny.agent(lakes(1)[0], "transformer", max_seq_len=K * LENGTH)
@@ -277,24 +261,6 @@ def test_attention_of_each_head_by_lag():
     n = np.arange(1, K * LENGTH + 1)
     np.testing.assert_allclose(lowered.first, (1 / n).mean(), atol=1e-4)
     np.testing.assert_allclose(lowered.weight[..., 0], (1 / n).mean(), atol=1e-4, err_msg="the present step")
-
-
-def test_attention_in_a_table():
-    found = attention_of_a_transformer()
-    lines = attention_table(found).splitlines()
-    assert "entropy in nats" in lines[0]
-    assert lines[1].split()[:3] == ["layer,", "head", "entropy"]
-    assert "4-7" in lines[1]
-    assert len(lines) == 2 + found.attention.entropy.size
-    assert attention_table(study(Sum, episodes=2)) == "", "an agent without attention"
-
-
-def kept_probabilities(agent, kept):
-    """The policy in each step of a rollout, (T, A)."""
-    obs = {"observation": torch.from_numpy(np.stack([o["observation"] for o in kept.steps.obs]))[None]}
-    embedded = agent.tstep_encoder(obs=obs, rl2s=torch.from_numpy(np.stack(kept.steps.rl2s))[None])
-    states, _ = agent.traj_encoder(seq=embedded, time_idxs=torch.from_numpy(np.stack(kept.steps.time_idxs))[None])
-    return agent.actor(states).probs[0, :, -1]
 
 
 def synthetic(full, none, more=None, broken_off=0):

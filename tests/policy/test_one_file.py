@@ -144,16 +144,6 @@ def test_a_description_in_the_file_comes_before_that_of_a_directory(run_dir, tmp
         amago.load_policy(e.run_dir, weights=e.run_dir / "theirs.pt")
 
 
-def test_weights_of_others_for_the_agent_of_a_file(run_dir, tmp_path):
-    other = amago.load_policy(run_dir).agent
-    with torch.no_grad():
-        next(iter(other.parameters())).zero_()
-    torch.save(other.state_dict(), tmp_path / "theirs.pt")
-    shutil.copy(run_dir / "policy.pt", tmp_path / "mine.pt")
-    loaded = amago.load_policy(tmp_path / "mine.pt", weights=tmp_path / "theirs.pt").agent
-    assert not tiny.differing(dict(loaded.state_dict()), dict(other.state_dict()))
-
-
 # ---- what is refused -----------------------------------------------------------------------------------------------------
 
 
