@@ -5,15 +5,11 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 
-import gymnasium as gym
-import numpy as np
 import pytest
 
 import amago
-from amago.envs import make_pool
 
 ROOT = Path(amago.__file__).parent
 LAYERS = [
@@ -149,35 +145,6 @@ def modules_after(code: str) -> set[str]:
 def test_rooms_of_actors_do_not_import_torch():
     rooms = ("envs", "envs.pool.worker", "envs.builtin", "nets", "store", "spaces", "data.trajectory")
     assert "torch" not in modules_after(f"import amago, {', '.join(f'amago.{room}' for room in rooms)}")
-
-
-class Modules(gym.Env):
-    """Observes whether its process has imported torch."""
-
-    observation_space = gym.spaces.Box(0, 1, (1,))
-    action_space = gym.spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return self.observe(), {}
-
-    def step(self, action):
-        return self.observe(), 0.0, False, False, {}
-
-    def observe(self):
-        return np.array(["torch" in sys.modules], np.float32)
-
-
-def test_an_actor_at_work_never_imports_torch(tmp_path):
-    recorder = {"save_trajs_to": str(tmp_path), "save_every": 3, "save_trajs_as": "segments"}
-    make_env = lambda: amago.envs.AMAGOEnv(Modules(), env_name="Modules")  # noqa: E731
-    exploration = amago.envs.EpsilonGreedy
-    with closing(make_pool([make_env] * 2, "async", workers=1, exploration=exploration, recorder=recorder, seed=0)) as pool:
-        pool.reset()
-        for _ in range(8):  # two files are written on the way
-            pool.step(np.zeros((2, 1), np.int64))
-            assert not pool.obs["observation"].any(), "the worker's process has imported torch"
-    assert list(tmp_path.rglob("*"))
 
 
 def test_importing_changes_nothing_in_the_process():

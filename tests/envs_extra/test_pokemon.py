@@ -1,6 +1,5 @@
 """Pokemon battles: the server's life, and what poke-env, the rules and the player on the other side say of the same battle."""
 
-import json
 import os
 import re
 import time
@@ -17,7 +16,6 @@ poke_env = pytest.importorskip("poke_env", reason="needs poke-env: make test-env
 
 from poke_env.environment.singles_env import SinglesEnv  # noqa: E402
 from support import pokemon_features as features  # noqa: E402
-from support import showdown  # noqa: E402
 from support.pokemon import OPPONENTS, BattleError, PokemonBattle  # noqa: E402
 from support.showdown import ShowdownServer, find_showdown  # noqa: E402
 
@@ -109,13 +107,6 @@ def test_one_process_which_ends_and_leaves_nothing(server: ShowdownServer) -> No
     other.close()
     assert not (PACKAGE / "config" / "config.js").exists()
     assert not (PACKAGE / "logs").exists()
-
-
-def package(root: Path, code: str, version: str = showdown.VERSION) -> Path:
-    (root / "dist" / "server").mkdir(parents=True)
-    (root / "dist" / "server" / "index.js").write_text(code)
-    (root / "package.json").write_text(json.dumps({"version": version}))
-    return root
 
 
 @pytest.mark.parametrize("battle_format", ["gen1randombattle", "gen7randombattle", "gen9randombattle"])

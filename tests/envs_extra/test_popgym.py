@@ -146,20 +146,3 @@ def test_all_27_have_common_spaces_and_a_name_each() -> None:
 def test_a_step_without_a_rollout_is_refused(env: Callable[[], Any]) -> None:
     with pytest.raises(gym.error.ResetNeeded, match="call reset"):
         env().step(0)
-
-
-def test_a_run_of_the_scoreboard_is_judged_both_ways_and_not_repeated(tmp_path):
-    from benchmarks.suite import example
-
-    words = "--env RepeatPreviousEasy --configs zoo/popgym --parallel_actors 4 --grads_per_epoch 2 --epochs 1 --batch_size 4"
-    path = tmp_path / "seed0.jsonl"
-    example.train("03_popgym_suite.py", words, "RepeatPreviousEasy", 0, path, tmp_path / "work", 100.0, 8)
-    (found,) = example.read(tmp_path)
-    assert (found.curve[0].steps, found.steps) == (0, 400)
-    assert -0.6 < found.greedy < 1
-    assert -0.6 < found.sampled < 1
-    assert found.cpu >= found.curve[-1].cpu
-    assert not (tmp_path / "work").exists()
-    before = path.read_bytes()
-    example.train("03_popgym_suite.py", words, "RepeatPreviousEasy", 0, path, tmp_path / "work", 100.0, 8)
-    assert path.read_bytes() == before

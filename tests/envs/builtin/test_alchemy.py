@@ -1,7 +1,6 @@
-"""Symbolic Alchemy against the paper's counts and scores, a slow model of its rules, and exhaustive search."""
+"""Symbolic Alchemy against the paper's counts and scores and a slow model of its rules."""
 
 import itertools
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -112,30 +111,6 @@ def test_steps_follow_the_rules(seed: int, trials: int, steps: int, actions: lis
         assert (logged, (env.trial, env.steps_left)) == (total, (trials, 0))
         with pytest.raises(gym.error.ResetNeeded):
             env.step(0)
-
-
-def exhaustive(env: SymbolicAlchemy) -> int:
-    """The best return that is left in this trial, by trying everything."""
-    effects = env.chemistry.effects
-
-    @cache
-    def best(stones: tuple[int, ...], colours: tuple[int, ...], steps: int) -> int:
-        if steps == 0 or not stones:
-            return 0
-        value = 0
-        for i, corner in enumerate(stones):
-            rest = stones[:i] + stones[i + 1 :]
-            value = max(value, VALUES[corner] + best(rest, colours, steps - 1))
-            for j, colour in enumerate(colours):
-                if j and colours[j - 1] == colour:
-                    continue
-                after = tuple(sorted((*rest, effects[corner][colour])))
-                value = max(value, best(after, colours[:j] + colours[j + 1 :], steps - 1))
-        return value
-
-    stones = tuple(sorted(c for c in env.stones if c is not None))
-    colours = tuple(sorted(c for c in env.potions if c is not None))
-    return best(stones, colours, env.steps_left)
 
 
 # the paper's scores of these two, with their standard errors

@@ -34,16 +34,6 @@ def test_a_picture_follows_the_state_and_changes_nothing(cls, arguments, cells):
     assert plain.render() is None
 
 
-def test_the_agent_is_red_and_its_goal_green():
-    env = TMazeActive(3, render_mode="rgb_array")
-    env.reset(seed=0)
-    for action in (2, 0, 0, 0, 0):
-        picture = env.render()
-        agent, goal = picture[36, 12 + 24 * (env.position[0] + 1)], picture[36 - 24 * env.goal, 12 + 24 * 4]
-        assert (agent.argmax(), goal.argmax()) == (0, 1)
-        env.step(action)
-
-
 def cells(picture):
     """The characters of the cells of a picture, a row of them for each of its rows."""
     names = {colour: name for name, colour in reversed(COLOURS.items())}

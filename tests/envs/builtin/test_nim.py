@@ -6,17 +6,8 @@ from functools import cache
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.utils.env_checker import check_env
 from messages import naming
 from support.nim import Nim
-
-
-def test_nim_is_an_environment() -> None:
-    gym.register("NimCheck-v0", entry_point=Nim, disable_env_checker=True, order_enforce=False)
-    try:
-        check_env(gym.make("NimCheck-v0", render_mode="ansi").unwrapped, skip_render_check=False)
-    finally:
-        del gym.registry["NimCheck-v0"]
 
 
 @cache

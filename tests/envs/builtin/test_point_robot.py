@@ -62,16 +62,6 @@ def test_the_straight_way_earns_what_geometry_says(k: int, length: int, region: 
         env.step(np.zeros(2))
 
 
-def goals(region: str, n: int = 4000) -> np.ndarray:
-    env = PointRobot(goal_region=region)
-    env.reset(seed=1)
-    out = []
-    for _ in range(n):
-        env.reset()
-        out.append(env.goal)
-    return np.array(out)
-
-
 def test_final_rewards_come_once_an_attempt_and_a_step_puts_the_robot_back() -> None:
     env = PointRobot(2, 3, "circle", 0.5, rewards="final")
     assert env.horizon == 7

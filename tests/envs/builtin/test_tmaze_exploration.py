@@ -55,23 +55,6 @@ def test_epsilon_falls_over_episodes_of_any_length(horizon: int) -> None:
         np.testing.assert_allclose(wrapped.current_eps(np.array([0])), [expected])
 
 
-def test_a_walk_forward_is_disturbed_where_the_schedule_says() -> None:
-    """At eps 1, 3 of 4 actions differ from the policy's in the first step and the last three; 0.5 / horizon * 3/4 between."""
-    horizon, episodes = 12, 1500
-    wrapped = explorer(horizon - 1, eps_start=1.0, eps_end=1.0, randomize_eps=False)
-    wrapped.seed(0)
-    changed = np.zeros(horizon)
-    for _ in range(episodes):
-        wrapped.reset()
-        for step in range(horizon):
-            _, _, terminated, _, _ = wrapped.step(RIGHT)
-            changed[step] += wrapped.amago_env.last_action[0, 0] != 0
-        assert terminated[0]
-    for step in range(horizon):
-        p = 0.75 * (1.0 if step == 0 or step >= horizon - 3 else 0.5 / horizon)
-        assert abs(changed[step] - episodes * p) < 4.5 * (episodes * p * (1 - p)) ** 0.5, step
-
-
 def test_it_needs_a_horizon() -> None:
     env = AMAGOEnv(TMazePassive(5), env_name="tmaze")
     with pytest.raises(RuntimeError, match="horizon"):

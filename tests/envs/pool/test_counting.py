@@ -141,6 +141,8 @@ def test_every_number_is_where_it_belongs(mode, kind, tmp_path):
     steps = 60
     with closing(start(mode, kind, tmp_path)) as pool:
         play(pool, kind, steps)
+        if mode.startswith("async"):
+            assert not pool.obs["count"][:, 3].any(), "a worker's process has imported torch"
         expected = finished(steps, idle=1 if mode == "next_step" else 0)
         assert pool.flush() == len(expected)
         stats = pool.drain()
