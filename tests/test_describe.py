@@ -24,20 +24,6 @@ def test_in_a_terminal_lines_are_broken_between_words(monkeypatch, width):
     assert " ".join(fit_width(LINE, hang=18).split()) == " ".join(LINE.split())
 
 
-def test_words_are_never_broken(monkeypatch):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    monkeypatch.setenv("COLUMNS", "50")
-    command = "pip install 'amago[atari,crafter,dmc,gymnax,metaworld,minigrid,mujoco]'"
-    assert fit_width(f"missing: {command}", 4).split("\n")[-1].strip() == command.split()[-1]
-
-
-def test_in_a_pipe_each_line_stays_one():
-    code = f"from amago.describe import fit_width; print(fit_width({LINE * 3!r}))"
-    env = {**tiny.environment(), "COLUMNS": "60"}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
-    assert done.stdout == LINE * 3 + "\n"
-
-
 def test_commands_in_a_real_terminal():
     """A pseudo-terminal of 80 columns, which `amago list zoo` fills without a line that is too long."""
     pty = pytest.importorskip("pty")

@@ -120,8 +120,3 @@ def test_ema_update_moves_parameters_by_tau_and_copies_buffers():
     ops.ema_update(target, source, tau=0.25)
     torch.testing.assert_close(target.weight, torch.full((2,), 1.5))
     torch.testing.assert_close(target.running_mean, torch.full((2,), 7.0))
-
-
-def test_global_norm_is_the_norm_of_everything():
-    assert ops.global_norm([torch.full((3,), 2.0), torch.full((1,), 2.0)]) == 4.0
-    assert ops.global_norm([]) == 0.0

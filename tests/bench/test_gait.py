@@ -37,14 +37,6 @@ def _file(path, targets, follow):
     )
 
 
-def test_targets_are_found_from_rewards(tmp_path):
-    targets = [0.0, 0.4, 1.1, 1.75, 3.0]
-    for follow in (0.0, 0.7, 1.0):
-        _file(tmp_path / "f.safetensors", targets, follow)
-        found = [gait.target_of(r) for r in gait.rollouts_in(tmp_path / "f.safetensors")]
-        np.testing.assert_allclose(found, targets, atol=0.051)
-
-
 @pytest.mark.parametrize(("follow", "velocity"), [(0.0, 0.0), (0.8, 1.2)])
 def test_rows_tell_followers_from_those_that_stand(tmp_path, capsys, follow, velocity):
     for i in range(3):

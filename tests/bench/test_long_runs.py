@@ -1,20 +1,16 @@
 """The long runs: their commands, their settings, and what is said of their cost."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import gin
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 
 from amago import config
-from amago.agent import Agent, MultiTaskAgent
-from benchmarks import long_runs, operations
-from benchmarks.learner import Case, attention, make_agent, make_batch, products
+from benchmarks import long_runs
 from benchmarks.long_run_cases import RUNS, build
 
 PAGE = (Path(__file__).parents[2] / "docs" / "long_runs.md").read_text()
@@ -58,21 +54,6 @@ def test_sizes_are_the_published_ones() -> None:
         "crafter_long": (512, 18, 24, 2000, 5000, "Agent"),
         "atari_multigame": (32, 32, 30, 1000, 10_000, "MultiTaskAgent"),
     }
-
-
-@pytest.mark.parametrize("agent_type", [Agent, MultiTaskAgent])
-def test_counts_agree_with_the_products_of_the_formulas(agent_type: Any) -> None:
-    """Those of `benchmarks.learner`, made by hand and checked there."""
-    case = Case(agent_type, gym.spaces.Discrete(5), 48, False, batch=3, width=64, d_timestep=96, layers=2, bins=16)
-    agent: Any = make_agent(case)
-
-    def batch(size: int, length: int) -> Any:
-        return make_batch(replace(case, batch=size, length=length))
-
-    counted, _ = operations.of_update(agent, batch, case.batch, case.length)
-    causal = 0.5 * 7 / 6 * sum(2.0 * p.copies * p.m * p.k * p.n for p in attention(case))  # scores once more
-    by_hand = causal + sum(2.0 * p.copies * p.m * p.k * p.n * times for p, times in dict(products(case, agent)).items())
-    assert counted == pytest.approx(by_hand, rel=0.05)
 
 
 def test_table_of_all_runs() -> None:

@@ -158,14 +158,6 @@ def test_several_trials(tmp_path):
     assert first != second
 
 
-def test_gin_files_come_last(tmp_path):
-    (tmp_path / "a.gin").write_text("Agent.reward_multiplier = 3.0\nGRUTrajEncoder.d_hidden = 9\n")
-    (tmp_path / "b.gin").write_text("Agent.reward_multiplier = 5.0\n")
-    files = [str(tmp_path / name) for name in ("a.gin", "b.gin")]
-    assert train(tmp_path, "--traj-encoder", "gru", "--configs", *files) == 0
-    assert names((tmp_path / "demo" / "config.txt").read_text(), "Agent.reward_multiplier = 5.0", "GRUTrajEncoder.d_hidden = 9")
-
-
 @pytest.mark.parametrize(
     "switches",
     ["--overwrite --keep-best --val-interval 50 --no-log", "--resume auto --share-buffer --ckpt-interval 50", "--overwrite --trials 2",

@@ -16,6 +16,7 @@ SMALL = [
     "--max-seq-len", "8", "--no-async", "--parallel-actors", "2", "--timesteps-per-epoch", "20", "--grads_per_epoch", "2",
     "--batch-size", "4", "--horizon", "20", "--dloader-workers", "0", "--quiet",
 ]  # fmt: skip
+RUN = ["CartPole-v1", "--run-name", "a", "--buffer-dir", "runs"]
 FILE = """
 memory_size: 16
 memory_layers: 1
@@ -54,10 +55,7 @@ def trained(run):
 
 def test_a_run_is_repeated_and_continued_from_its_directory_alone(train, tmp_path):
     words = ["agent.gamma=0.95", "experiment.lr_warmup_steps=3", "batch_size=3", "--seed", "5"]
-    assert (
-        train("CartPole-v1", "--run-name", "a", "--buffer-dir", "runs", "--config", "my.yaml", *SMALL, "--epochs", "1", *words)
-        == 0
-    )
+    assert train(*RUN, "--config", "my.yaml", *SMALL, "--epochs", "1", *words) == 0
     found = record(tmp_path / "runs" / "a")
     wanted = {
         "learning_rate": 1e-3, "mixed_precision": "no", "padded_sampling": "left", "lr_warmup_steps": 3, "batch_size": 3, "seed": 5,
@@ -77,23 +75,7 @@ def test_a_run_is_repeated_and_continued_from_its_directory_alone(train, tmp_pat
 
 
 def test_a_drawn_seed_is_kept(train, tmp_path):
-    assert (
-        train(
-            "CartPole-v1",
-            "--run-name",
-            "a",
-            "--buffer-dir",
-            "runs",
-            "--memory_size",
-            "16",
-            *SMALL,
-            "--horizon",
-            "8",
-            "--steps",
-            "30",
-        )
-        == 0
-    )
+    assert train(*RUN, "--memory_size", "16", *SMALL, "--horizon", "8", "--steps", "30") == 0
     assert "epochs" not in (settings := yaml.safe_load((tmp_path / "runs" / "a" / "settings.yaml").read_text()))
     assert train("runs/a", "--quiet", "--steps", "60", command="resume") == 0
     starts = json.loads((tmp_path / "runs" / "a" / "settings.json").read_text())["starts"]
@@ -104,28 +86,15 @@ def test_a_drawn_seed_is_kept(train, tmp_path):
 
 
 def test_values_and_seeds_are_compared_in_a_table(train, tmp_path, capsys):
-    words = [
-        "CartPole-v1",
-        "--run-name",
-        "s",
-        "--buffer-dir",
-        "runs",
-        "--memory_size",
-        "16",
-        *SMALL,
-        "--epochs",
-        "1",
-        "--processes",
-        "1",
-    ]
+    words = [*RUN, "--memory_size", "16", *SMALL, "--epochs", "1", "--processes", "1"]
     assert train(*words, "agent.gamma=0.9,0.95", "--seeds", "2") == 0
-    runs = [record(tmp_path / "runs" / "s" / f"trial_{i}") for i in range(4)]
+    runs = [record(tmp_path / "runs" / "a" / f"trial_{i}") for i in range(4)]
     assert sorted((r["amago.agent.Agent.gamma"], r["seed"]) for r in runs) == [(0.9, 0), (0.9, 1), (0.95, 0), (0.95, 1)]
     table = capsys.readouterr().out.splitlines()
     rows = [line.split() for line in table if line.startswith("trial_")]
     assert sorted((row[-1], row[-2]) for row in rows) == [("0.9", "2"), ("0.95", "2")]
     assert train(*words, "agent.gamma=0.9,0.95", "--seeds", "3") == 0
-    assert len(list((tmp_path / "runs" / "s").glob("trial_*/metrics.jsonl"))) == 6, "those that are missing are trained"
+    assert len(list((tmp_path / "runs" / "a").glob("trial_*/metrics.jsonl"))) == 6, "those that are missing are trained"
 
 
 MISTAKES = [
@@ -155,7 +124,7 @@ def test_mistakes_are_named(train, tmp_path, capsys, words, named):
     (tmp_path / "bad.yaml").write_text("a: 1\nb: [\n")
     (tmp_path / "list.yaml").write_text("- 1\n")
     try:
-        code = train("CartPole-v1", "--run-name", "a", "--buffer-dir", "runs", *SMALL, *words)
+        code = train(*RUN, *SMALL, *words)
     except SystemExit as exit:
         code = exit.code
     assert code == 2

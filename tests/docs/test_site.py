@@ -106,25 +106,3 @@ def test_search_works_from_disk(site: Path) -> None:
     for page in (site / "index.html", site / "api" / "agent.html"):
         (script,) = re.findall(r'<script src="([^"]*iframe-worker[^"]*)"', page.read_text(encoding="utf-8"))
         assert "window.Worker" in (page.parent / script).read_text(encoding="utf-8")
-
-
-def test_the_start_page_says_how_to_install_and_tables_are_not_cut(site: Path) -> None:
-    page = (site / "index.html").read_text(encoding="utf-8")
-    assert 'id="install"' in page
-    assert "pip install" in page
-    (style,) = re.findall(r'href="([^"]*tables\.css)"', page)
-    assert "overflow-wrap" in (site / style).read_text(encoding="utf-8")
-
-
-def test_joint_entries_are_split() -> None:
-    spec = importlib.util.spec_from_file_location("docstrings", ROOT / "tools" / "docs" / "docstrings.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    before = "One.\n\nArgs:\n    a, b: text\n        goes on.\n    c: other.\n\nReturns:\n    d, e: not arguments."
-    after = (
-        "One.\n\nArgs:\n    a: text\n        goes on.\n    b: text\n        goes on.\n    c: other.\n\n"
-        "Returns:\n    d, e: not arguments."
-    )
-    assert module.split(before) == after

@@ -212,12 +212,6 @@ def test_one_seed_that_was_run_twice_is_one_sample(tmp_path):
     assert (len(group.runs), len(group.seeds)) == (3, 2)
 
 
-def test_a_record_of_a_run_that_no_process_has_learned_in_yet(tmp_path):
-    path = write_run(tmp_path / "r", (1,), settings=False)
-    (path / "settings.json").write_text('{"schema": 1, "id": "x", "starts": []}')
-    assert (read_run(path).settings, read_run(path).problems) == (None, [])
-
-
 def test_names(tmp_path):
     """Without the number of a seed; and, where they clash, with as much of their path as they need."""
     bases = {
