@@ -268,17 +268,6 @@ def test_a_run_that_was_not_to_train_ends_well(tmp_path):
         assert e.env_steps > 0
 
 
-def test_the_buffer_can_be_deleted_and_filled_again(tmp_path):
-    e = learned(tmp_path)
-    assert e.dataset.ready_for_training
-    e.delete_buffer_from_disk()
-    assert not e.dataset.ready_for_training
-    assert not list(e.dataset.buffer_dir.rglob("*.safetensors"))
-    e.epochs = 2
-    e.learn()
-    assert len(e.dataset.store) == 4
-
-
 def test_evaluated_trajectories_can_be_kept(tmp_path):
     e = started(tmp_path)
     metrics = e.evaluate_test(

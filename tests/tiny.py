@@ -23,13 +23,14 @@ from amago.nets.traj_encoders import (
 )
 from amago.nets.tstep_encoders import FFTstepEncoder
 
-SMALL = {
+NETWORKS = {
     "FFTstepEncoder.n_layers": 1, "FFTstepEncoder.d_hidden": 16, "FFTstepEncoder.d_output": 12, "FFTrajEncoder.d_model": 16,
     "GRUTrajEncoder.d_hidden": 16, "GRUTrajEncoder.d_output": 16, "GRUTrajEncoder.n_layers": 1,
     "LSTMTrajEncoder.d_hidden": 16, "LSTMTrajEncoder.d_output": 16, "LSTMTrajEncoder.n_layers": 1, "TformerTrajEncoder.d_model": 16,
     "TformerTrajEncoder.n_heads": 2, "TformerTrajEncoder.d_ff": 32, "TformerTrajEncoder.n_layers": 1, "Actor.d_hidden": 16,
-    "MinGRUTrajEncoder.d_model": 16, "MinGRUTrajEncoder.n_layers": 1, "NCritics.d_hidden": 16, "Multigammas.discrete": [0.9], "Multigammas.continuous": [0.9],
+    "MinGRUTrajEncoder.d_model": 16, "MinGRUTrajEncoder.n_layers": 1, "NCritics.d_hidden": 16,
 }  # fmt: skip
+SMALL = NETWORKS | {"Multigammas.discrete": [0.9], "Multigammas.continuous": [0.9]}
 MAMBA = {"MambaTrajEncoder.d_model": 16, "MambaTrajEncoder.d_state": 4, "MambaTrajEncoder.n_layers": 2}
 TWO_HOT = {"NCriticsTwoHot.d_hidden": 16, "NCriticsTwoHot.output_bins": 8}
 TRAJ = {
@@ -59,6 +60,27 @@ class Bits(gym.Env):
         self._t += 1
         self._shown = self.np_random.integers(0, 2, 3).astype(np.int8)
         return self._shown, reward, self._t == 10, False, {}
+
+
+class LSTM(amago.TrajEncoder):
+    """A sequence model as a user writes it, with the memory that PyTorch has: the tuple (h, c)."""
+
+    def __init__(self, tstep_dim, max_seq_len, width=7):
+        super().__init__(tstep_dim, max_seq_len)
+        self.lstm = torch.nn.LSTM(tstep_dim, width, num_layers=2, batch_first=True)
+
+    @property
+    def emb_dim(self):
+        return self.lstm.hidden_size
+
+    def init_hidden_state(self, batch_size, device):
+        return tuple(torch.zeros(2, batch_size, self.lstm.hidden_size, device=device) for _ in range(2))
+
+    def reset_hidden_state(self, hidden_state, dones):
+        return tuple(part.masked_fill(torch.as_tensor(dones)[None, :, None], 0.0) for part in hidden_state)
+
+    def forward(self, seq, time_idxs, hidden_state=None, log_dict=None):
+        return self.lstm(seq, hidden_state)
 
 
 class StopAfter(amago.Callback):

@@ -1,14 +1,28 @@
+import dataclasses
+import inspect
+import itertools
+import math
+from types import SimpleNamespace
+
 import gymnasium as gym
 import numpy as np
 import pytest
 import tiny
 import torch
+from accelerate import Accelerator
+from messages import naming
 
+import amago
 from amago import config
-from amago.agent import Agent, MultiTaskAgent, exp_filter, leaky_relu_filter
+from amago.agent import ActorCriticOptions, Agent, MultiTaskAgent, MultiTaskOptions, exp_filter, leaky_relu_filter
+from amago.agent.methods import log_prob_of_stored
 from amago.loading import Batch
+from amago.nets.actor_critic import NCritics, NCriticsTwoHot
+from amago.nets.policy_dists import GMM, Beta, TanhGaussian, distribution_of
 from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
+from amago.run.learner import Learner
+from amago.run.optimizer import adamw, lr_schedule
 from amago.spaces import action_spec, rl2_space
 
 SPACES = {
@@ -17,18 +31,12 @@ SPACES = {
     "multibinary": gym.spaces.MultiBinary(5),
 }
 OBS = gym.spaces.Dict({"mask": gym.spaces.Box(0, 1, (4,)), "observation": gym.spaces.Box(-np.inf, np.inf, (6,))})
-SMALL = {
-    "FFTstepEncoder.n_layers": 1, "FFTstepEncoder.d_hidden": 16, "FFTstepEncoder.d_output": 12, "FFTrajEncoder.d_model": 16,
-    "GRUTrajEncoder.d_hidden": 16, "GRUTrajEncoder.d_output": 16, "GRUTrajEncoder.n_layers": 1, "TformerTrajEncoder.d_model": 16,
-    "TformerTrajEncoder.n_heads": 2, "TformerTrajEncoder.d_ff": 32, "TformerTrajEncoder.n_layers": 1, "Actor.d_hidden": 16,
-    "NCritics.d_hidden": 16, "NCriticsTwoHot.d_hidden": 16, "NCriticsTwoHot.output_bins": 16,
-}  # fmt: skip
 AGENTS = {"agent": Agent, "multitask": MultiTaskAgent}
 
 
 def build(kind, traj=FFTrajEncoder, agent_type=Agent, **options):
     """An agent for a kind of `SPACES`, or for a space."""
-    config.bind(SMALL)
+    config.bind(tiny.NETWORKS | tiny.TWO_HOT)
     space = SPACES[kind] if isinstance(kind, str) else kind
     return agent_type(OBS, rl2_space(action_spec(space)), space, 8, FFTstepEncoder, traj, **options)
 
@@ -168,3 +176,159 @@ def test_a_subclass_adds_a_loss_by_name():
     torch.testing.assert_close(total, info["Actor Loss"] + 10.0 * info["Critic Loss"] + 0.5 * aux)
     total.backward()
     assert agent.predict.weight.grad.any()
+
+
+SEVERAL = gym.spaces.Tuple((gym.spaces.Discrete(3), gym.spaces.MultiBinary(2), gym.spaces.Box(-1, 1, (2,))))
+OFFLINE = {"online_coeff": 0.0, "offline_coeff": 1.0}
+MULTI = {"agent_type": MultiTaskAgent}
+REFUSED = [
+    ({"tau": 0.0}, ("tau=0.0", "(0, 1]")),
+    ({"num_critics": 0}, ("num_critics=0",)),
+    ({"n_step": 1.5}, ("n_step=1.5",)),
+    ({"offline_coeff": -1.0}, ("offline_coeff=-1.0",)),
+    ({"online_coeff": 0.0, "offline_coeff": 0.0}, ("online_coeff", "offline_coeff", "both 0")),
+    ({"reward_multiplier": 0.0}, ("reward_multiplier=0.0",)),
+    ({"rollout_gamma_idx": 7}, ("rollout_gamma_idx=7", "0.1", "0.999")),
+    ({"gamma": 1.1}, ("gamma=1.1",)),
+    ({"pass_obs_keys_to_actor": ["legal"]}, (["legal"], ["mask", "observation"])),
+    ({"targets": "q_lambda"}, ("targets='q_lambda'", "'tree_backup'")),
+    ({"targets": "tree_backup", "n_step": 3}, ("n_step=3", "targets='tree_backup'")),
+    ({"targets": "tree_backup", "kind": "continuous"}, ("targets='tree_backup'", "Box", "'n_step'")),
+    ({"trace_lambda": 1.5}, ("trace_lambda=1.5",)),
+    ({"burn_in": -1}, ("burn_in=-1",)),
+    ({"burn_in": 8}, ("burn_in=8", "max_seq_len=8")),
+    ({"bootstrap_context": 0}, ("bootstrap_context=0",)),
+    ({"bootstrap_context": 9}, ("bootstrap_context=9", "max_seq_len=8")),
+    ({"rescale_critics": True, "popart": False}, ("rescale_critics=True", "popart=False")),
+    ({"rescale_critics": True} | MULTI, ("rescale_critics=True", "critic_type", "NCriticsTwoHot")),
+    ({"critic_type": NCriticsTwoHot}, ("critic_type=NCriticsTwoHot", "MultiTaskAgent")),
+    ({"critic_type": NCritics} | MULTI, ("critic_type=NCritics", "NCriticsTwoHot")),
+    ({"entropy_target": 0.5} | OFFLINE, ("entropy_target=0.5", "online_coeff=0")),
+    ({"entropy_target": 1.0}, ("entropy_target=1.0", "share")),
+    ({"entropy_target": 1.5, "kind": "multibinary"}, ("entropy_target=1.5", "share")),
+    ({"entropy_target": 0.7, "kind": "continuous"}, ("entropy_target=0.7", "0.693")),
+    ({"entropy_target": math.nan, "kind": "continuous"}, ("entropy_target=nan",)),
+    ({"entropy_coeff": 0.0}, ("entropy_coeff=0.0",)),
+    ({"entropy_lr": 0.0}, ("entropy_lr=0.0",)),
+    ({"entropy_coeff": 0.5} | MULTI, ("entropy_coeff=0.5", "online_coeff=0")),
+]
+
+
+def test_wrong_options_are_refused_by_name():
+    for options, words in REFUSED:
+        with pytest.raises(ValueError, match=naming(*words)):
+            build(options.get("kind", "discrete"), **{k: v for k, v in options.items() if k != "kind"})
+    with pytest.raises(TypeError, match="gama"):
+        build("discrete", gama=0.9)
+    with pytest.raises(ValueError, match=naming("Agent", "gama", "gamma")):
+        config.bind({"Agent.gama": 0.9})
+
+
+def test_what_does_not_fit_the_actions_or_the_data_is_refused():
+    for options, words in (({"entropy_target": 0.5}, ("Tuple", "entropy_coeff")), ({"targets": "tree_backup"}, ("Tuple",))):
+        with pytest.raises(ValueError, match=naming(*(f"{k}={v!r}" for k, v in options.items()), *words)):
+            build(SEVERAL, **options)
+    assert build(SEVERAL, entropy_coeff=0.5).temperature is not None
+
+
+@pytest.mark.parametrize("agent_type", AGENTS.values(), ids=AGENTS)
+def test_a_policy_gradient_without_reparametrised_samples_is_refused_at_the_start(agent_type):
+    config.bind({"Actor.continuous_dist_type": GMM})
+    with pytest.raises(ValueError, match=naming("online_coeff=0.5", "GMM", f"{agent_type.__name__}.online_coeff = 0")):
+        build("continuous", agent_type=agent_type, online_coeff=0.5)
+    build("discrete", agent_type=agent_type, online_coeff=0.5)  # has no continuous distribution
+
+
+@pytest.mark.parametrize("agent_type", AGENTS.values(), ids=AGENTS)
+def test_the_signature_shows_every_option_with_its_default(agent_type):
+    options_type = {Agent: ActorCriticOptions, MultiTaskAgent: MultiTaskOptions}[agent_type]
+    parameters = list(inspect.signature(agent_type).parameters.values())
+    spaces_and_parts = "obs_space rl2_space action_space max_seq_len tstep_encoder_type traj_encoder_type"
+    assert [p.name for p in parameters[:6]] == spaces_and_parts.split()
+    assert {p.name: p.default for p in parameters[6:]} == dataclasses.asdict(options_type())
+    assert list(config.signature_of(f"amago.agent.{agent_type.__name__}")) == [p.name for p in parameters]
+
+
+def policy(space, rows=1, scale=1.0):
+    spec = action_spec(space)
+    kind = distribution_of(spec.kind, spec.dim, TanhGaussian)
+    return kind.make(scale * torch.randn(rows, kind.input_dimension, generator=torch.Generator().manual_seed(0)))
+
+
+EVERY = {
+    "discrete": (gym.spaces.Discrete(4), [range(4)]),
+    "bits": (gym.spaces.MultiBinary(3), [range(2)] * 3),
+    "multidiscrete": (gym.spaces.MultiDiscrete([2, 3]), [range(2), range(3)]),
+    "tuple": (gym.spaces.Tuple((gym.spaces.Discrete(3), gym.spaces.MultiBinary(2))), [range(3), range(2), range(2)]),
+}
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_probabilities_sum_to_one(kind):
+    space, choices = EVERY[kind]
+    dist = policy(space)
+    logs = [log_prob_of_stored(dist, torch.tensor([action])) for action in itertools.product(*choices)]
+    assert torch.cat(logs).exp().sum().item() == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("space", [gym.spaces.Discrete(4), gym.spaces.MultiBinary(3), gym.spaces.Box(-1, 1, (2,))], ids=str)
+def test_an_agent_chooses_the_same_with_and_without(space):
+    obs_space = gym.spaces.Dict({"observation": gym.spaces.Box(-1, 1, (2,))})
+    spec = action_spec(space)
+    torch.manual_seed(0)
+    agent = amago.Agent(obs_space, rl2_space(spec), space, 8, FFTstepEncoder, FFTrajEncoder).eval()
+    state, obs = torch.randn(3, agent.traj_encoder.emb_dim), {"observation": torch.zeros(3, 2)}
+    torch.manual_seed(1)
+    plain = agent.act(state, obs, True)
+    torch.manual_seed(1)
+    actions, extras = agent.act_with_extras(state, obs, True, ["log_prob"])
+    assert torch.equal(plain, actions)
+    assert extras["log_prob"].shape == (3,)
+    assert torch.isfinite(extras["log_prob"]).all()
+
+
+ACTIONS = SPACES | {
+    "multidiscrete": gym.spaces.MultiDiscrete([3, 2]),
+    "tuple": gym.spaces.Tuple((gym.spaces.Discrete(3), gym.spaces.MultiBinary(2))),
+    "dict": gym.spaces.Dict({"pick": gym.spaces.Discrete(3), "force": gym.spaces.Box(-1, 1, (2,))}),
+}
+
+
+def updater_of(agent):
+    optimizer = adamw(agent.trainable_params, 1e-3, 0.0)
+    learner = Learner(SimpleNamespace(grad_clip=1.0, ema_decay=0.0))
+    learner.accelerator, learner.optimizer = Accelerator(cpu=True), optimizer
+    learner.lr_schedule = lr_schedule(optimizer, 1, 10, 0.0)
+    learner.use(agent)
+    return learner
+
+
+def update(agent, updater, batch):
+    loss = agent.losses(batch, log_step=True)
+    total = loss["actor"].mean() + loss["critic"].mean()
+    total.backward()
+    updater.update(log_step=False, loss=total)
+
+
+@pytest.mark.parametrize("where", ["rews", "rl2s", "observation"])
+@pytest.mark.parametrize("agent_type", AGENTS.values(), ids=AGENTS)
+@pytest.mark.parametrize(
+    ("actions", "dist"),
+    [*((a, TanhGaussian) for a in ACTIONS), ("continuous", Beta), ("dict", Beta), ("continuous", GMM), ("dict", GMM)],
+)
+def test_the_update_is_skipped_and_counted(actions, dist, agent_type, where):
+    config.bind({"Actor.continuous_dist_type": dist})
+    torch.manual_seed(0)
+    online_coeff = 0.0 if dist is GMM else 1.0  # it has no policy gradient
+    agent = build(ACTIONS[actions], agent_type=agent_type, online_coeff=online_coeff, offline_coeff=1.0)
+    updater, batch = updater_of(agent), make_batch(ACTIONS[actions])
+    before = {k: v.clone() for k, v in agent.named_parameters()}
+    broken = batch.obs["observation"] if where == "observation" else getattr(batch, where)
+    broken[0, 1, 0] = torch.nan
+    update(agent, updater, batch)
+    assert (updater.skipped, updater.grad_steps) == (1, 0)
+    for name, p in agent.named_parameters():
+        assert p.equal(before[name]), name
+    assert all(b.isfinite().all() for b in agent.buffers())
+    update(agent, updater, make_batch(ACTIONS[actions]))
+    assert (updater.skipped, updater.grad_steps) == (1, 1)

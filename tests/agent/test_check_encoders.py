@@ -6,6 +6,7 @@ import pytest
 import tiny
 import torch
 from messages import names, naming
+from tiny import LSTM
 from torch import nn
 
 import amago
@@ -150,27 +151,6 @@ def test_each_fault_of_a_timestep_encoder_is_named(fault):
 def test_no_spaces(spaces):
     with pytest.raises(TypeError, match=naming("environment", "(observation space, action space)")):
         amago.check_tstep_encoder(Own, spaces)
-
-
-class LSTM(amago.TrajEncoder):
-    """A sequence model as a user writes it; every fault below is one change of it."""
-
-    def __init__(self, tstep_dim, max_seq_len, width=7):
-        super().__init__(tstep_dim, max_seq_len)
-        self.lstm = nn.LSTM(tstep_dim, width, num_layers=2, batch_first=True)
-
-    @property
-    def emb_dim(self):
-        return self.lstm.hidden_size
-
-    def init_hidden_state(self, batch_size, device):
-        return tuple(torch.zeros(2, batch_size, self.lstm.hidden_size, device=device) for _ in range(2))
-
-    def reset_hidden_state(self, hidden_state, dones):
-        return tuple(part.masked_fill(torch.as_tensor(dones)[None, :, None], 0.0) for part in hidden_state)
-
-    def forward(self, seq, time_idxs, hidden_state=None, log_dict=None):
-        return self.lstm(seq, hidden_state)
 
 
 TRAJ_PASS = {

@@ -1,14 +1,18 @@
 """Relabelled rollouts are what the environment would have given for the same steps, had it asked for the new goals."""
 
+from collections import Counter
+
 import gymnasium as gym
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from messages import check_refused, naming
+from messages import check_refused, naming, refused
 
 from amago import config
+from amago.data.trajectory import FrozenTraj, rl2
 from amago.hindsight import TrajectoryBuilder
-from amago.relabeling import GoalSequenceRelabeler
+from amago.relabeling import GoalSequenceRelabeler, LastRewardShaping, NoveltyRelabeler
 from amago.spaces import action_spec
 
 MOVES = np.array([[0, 0], [1, 0], [-1, 0], [0, 1], [0, -1]])
@@ -155,4 +159,93 @@ def test_wrong_arguments_and_observations_are_named():
         (naming("goal_key", "achieved_key", "'x'"), lambda: GoalSequenceRelabeler(goal_key="x", achieved_key="x")),
         (naming("goal_key", "'aims'", ["achieved", "goals", "time"]), lambda: GoalSequenceRelabeler(goal_key="aims")(traj)),
         (naming("'time'", (1,), 2, "'achieved'"), lambda: GoalSequenceRelabeler(goal_key="time")(traj)),
+    )
+
+
+def rollout(rewards, done=False, before=0.0):
+    """A rollout, or a piece of one that begins with the reward ``before``, with these rewards."""
+    t = len(rewards)
+    rews = np.array(rewards, np.float32)[:, None]
+    dones = np.zeros((t, 1), bool)
+    dones[-1] = done
+    observed = rl2(np.concatenate(([[before]], rews)), np.zeros((t + 1, 2), np.float32))
+    obs = {"observation": np.arange(t + 1, dtype=np.float32)[:, None]}
+    return FrozenTraj(obs, observed, np.arange(t + 1)[:, None], rews, dones, np.zeros((t, 2), np.float32))
+
+
+@given(
+    st.lists(st.floats(-10, 10, width=32), min_size=1, max_size=20), st.booleans(), st.sampled_from([0.0, 0.5, 0.97]),
+    st.sampled_from([None, 0.0, 2.0]), st.floats(-10, 10, width=32),
+)  # fmt: skip
+def test_returns_change_by_the_potentials_of_both_ends(rewards, done, gamma, coeff, before):
+    traj = rollout(rewards, done, before)
+    new = LastRewardShaping(gamma, coeff)(traj)
+    c = 1 / (1 - gamma) if coeff is None else coeff
+    for start in range(len(rewards)):
+        discounts = gamma ** np.arange(len(rewards) - start)
+        change = (discounts * (new.rews - traj.rews)[start:, 0]).sum()
+        end = 0.0 if done else gamma ** (len(rewards) - start) * c * rewards[-1]
+        first = before if start == 0 else rewards[start - 1]
+        assert change == pytest.approx(end - c * first, abs=2e-2)
+
+
+def walk(places, rewards=None, clock=False):
+    """A rollout through places on a line, with a reward for each step."""
+    t = len(places) - 1
+    rews = np.zeros(t) if rewards is None else np.asarray(rewards)
+    obs = {"at": np.asarray(places, np.float32)[:, None]}
+    if clock:
+        obs["clock"] = np.arange(t + 1, dtype=np.int64)[:, None]
+    return FrozenTraj(
+        obs=obs, rl2s=np.zeros((t + 1, 3), np.float32), time_idxs=np.arange(t + 1)[:, None], rews=rews.astype(np.float32)[:, None],
+        dones=np.zeros((t, 1), bool), actions=np.zeros((t, 2), np.float32),
+    )  # fmt: skip
+
+
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=20), st.sampled_from([0.0, 0.5, 1.0]), st.floats(0, 2))
+def test_the_bonus_falls_with_the_visits_to_what_a_step_leads_to(places, decay, coeff):
+    rewards = np.linspace(-1, 1, len(places) - 1)
+    traj = walk(places, rewards)
+    before, inputs = traj.rews.copy(), traj.rl2s.copy()
+    new = NoveltyRelabeler(coeff, decay)(traj)
+    seen = Counter(places[:1])
+    for t, place in enumerate(places[1:]):
+        seen[place] += 1
+        assert new.rews[t, 0] == pytest.approx(rewards[t] + coeff * seen[place] ** -decay, abs=1e-5)
+    assert np.array_equal(traj.rews, before), "the stored rewards stay"
+    assert np.array_equal(new.rl2s, inputs), "what the policy sees stays"
+
+
+def test_what_is_new_alone():
+    new = NoveltyRelabeler(0.5, float("inf")).relabel(walk([0, 1, 1, 0, 2]))
+    assert new.rews[:, 0].tolist() == [0.5, 0, 0, 0.5]
+
+
+def test_a_clock_is_left_out_and_near_numbers_are_the_same():
+    assert NoveltyRelabeler(1.0, np.inf)(walk([0, 0, 0], clock=True)).rews.sum() == 2
+    assert NoveltyRelabeler(1.0, np.inf, keys=["at"])(walk([0, 0, 0], clock=True)).rews.sum() == 0
+    near = walk([0.0, 0.04, 0.4, 0.44, -0.04])
+    assert NoveltyRelabeler(1.0, np.inf).relabel(near).rews.sum() == 4
+    assert NoveltyRelabeler(1.0, np.inf, resolution=0.25).relabel(near).rews[:, 0].tolist() == [0, 1, 0, 0]
+
+
+def test_chosen_numbers_are_counted_in_the_order_of_the_keys():
+    traj = walk([0, 0, 1], clock=True)
+    assert NoveltyRelabeler(1.0, np.inf, features=[0]).relabel(traj).rews[:, 0].tolist() == [0, 1], "alphabetical: at, clock"
+    assert NoveltyRelabeler(1.0, np.inf, features=[1]).relabel(traj).rews[:, 0].tolist() == [1, 1]
+    assert NoveltyRelabeler(1.0, np.inf, keys=["clock", "at"], features=[1]).relabel(traj).rews[:, 0].tolist() == [0, 1]
+    with refused(ValueError, "features has 2, but the observations that are counted have 2 numbers"):
+        NoveltyRelabeler(features=[0, 2]).relabel(traj)
+
+
+def test_wrong_settings_are_refused_by_name():
+    wrong = [("coeff", -0.1), ("coeff", np.inf), ("decay", -1.0), ("keys", "at"), ("resolution", 0.0), ("features", [0, -1])]
+    check_refused(
+        ValueError,
+        *((naming(name), lambda name=name, value=value: NoveltyRelabeler(**{name: value})) for name, value in wrong),
+        *(
+            (name, lambda name=name, value=value: LastRewardShaping(**{name: value}))
+            for name, value in (("gamma", 1.0), ("coeff", -1.0))
+        ),
+        (naming("'there'", ["at"]), lambda: NoveltyRelabeler(keys=["there"])(walk([0, 1]))),
     )

@@ -52,7 +52,7 @@ TINY = {
     "Experiment.train_timesteps_per_epoch": 60,
     "Experiment.train_batches_per_epoch": 2,
     "Experiment.batch_size": 4,
-    **{name: size for name, size in tiny.SMALL.items() if not name.startswith("Multigammas.")},  # a page prints the discounts
+    **tiny.NETWORKS,
 }
 _FEW = "--env_workers 1 --epochs 1 --grads_per_epoch 2 --timesteps_per_epoch 24 --parallel_actors 2 --batch_size 4 --max_seq_len 8 --memory_size 16 --memory_layers 1"
 ARGUMENTS = {

@@ -16,6 +16,7 @@ import tiny
 import torch
 from messages import naming
 from run_inside import run_script
+from tiny import LSTM
 from torch import nn
 
 import amago
@@ -470,29 +471,6 @@ def test_a_memory_that_is_not_known(tmp_path):
         amago.load_policy(run).export(tmp_path / "step.pt2")
 
 
-class LSTM(amago.TrajEncoder):
-    """An LSTM as a user writes it, with the memory that PyTorch has: the tuple (h, c)."""
-
-    def __init__(self, tstep_dim, max_seq_len, width=16):
-        super().__init__(tstep_dim, max_seq_len)
-        self.rnn = nn.LSTM(tstep_dim, width, num_layers=2, batch_first=True)
-
-    @property
-    def emb_dim(self):
-        return self.rnn.hidden_size
-
-    def init_hidden_state(self, batch_size, device):
-        shape = self.rnn.num_layers, batch_size, self.rnn.hidden_size
-        return torch.zeros(shape, device=device), torch.zeros(shape, device=device)
-
-    def reset_hidden_state(self, hidden_state, dones):
-        rows = torch.as_tensor(dones, device=hidden_state[0].device)[None, :, None]
-        return tuple(part.masked_fill(rows, 0.0) for part in hidden_state)
-
-    def forward(self, seq, time_idxs, hidden_state=None, log_dict=None):
-        return self.rnn(seq, hidden_state)
-
-
 class InPlace(LSTM):
     """Clears its memory by assignment to rows."""
 
@@ -520,8 +498,8 @@ class Nested(LSTM):
 
     def forward(self, seq, time_idxs, hidden_state=None, log_dict=None):
         if hidden_state is None:
-            return self.rnn(seq)
-        out, (h, c) = self.rnn(seq, (hidden_state.h, hidden_state.more["c"][0]))
+            return self.lstm(seq)
+        out, (h, c) = self.lstm(seq, (hidden_state.h, hidden_state.more["c"][0]))
         return out, State(h, {"c": [c, None]})
 
 

@@ -15,9 +15,12 @@ from tiny import EPISODE, experiment, learned, rows, started
 import amago
 from amago import config
 from amago.cli_utils import switch_async_mode
+from amago.envs import AMAGOEnv
 from amago.envs.exploration import BilevelEpsilonGreedy, EpsilonGreedy
+from amago.loading import DiskTrajDataset, MixtureOfDatasets
 from amago.run import checkpoint
 from amago.run.checkpoint import CheckpointError, load_weight_file, save_weights
+from amago.run.settings import SettingsError
 from amago.store.files import temporary
 
 INF = float("inf")
@@ -385,3 +388,192 @@ def test_one_process_collects_and_another_learns(tmp_path, exploration):
     learner.learn()
     assert len(learner.dataset.store) == 8
     assert not list((learner.ckpt_dir / "training_states").iterdir())
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    """A run of two epochs, and its last weights."""
+    config.clear()
+    e = learned(tmp_path_factory.mktemp("teacher"), name="teacher", ckpt_interval=1, epochs=2, always_save_latest=True)
+    weights = tiny.weights(e)
+    e.close()
+    config.clear()
+    return e, weights
+
+
+@pytest.mark.parametrize(
+    "path", ["", "ckpts/training_states/teacher_epoch_1", "ckpts/policy_weights/policy_epoch_1.pt", "policy.pt"]
+)
+def test_a_run_a_training_state_or_a_file(tmp_path, teacher, path):
+    source, weights = teacher
+    e = started(tmp_path, seed=9, init_from=source.run_dir / path)
+    assert not tiny.differing(weights, tiny.weights(e))
+    assert (e.epoch, e.learner.grad_steps, e.env_steps) == (0, 0, 0)
+    e.learn()
+    assert tiny.differing(weights, tiny.weights(e))
+    assert tiny.rows(e.run_dir, "train")[-1]["values"]["Learning Rate"] == pytest.approx(0.000625), "a warm-up of its own"
+
+
+def test_a_run_that_resumes_keeps_its_own_weights(tmp_path, teacher):
+    source, weights = teacher
+    fields = {"init_from": source.run_dir, "resume": "auto", "ckpt_interval": 1}
+    e = learned(tmp_path, **fields)  # the same command, again and again
+    own = tiny.weights(e)
+    e.close()
+    assert tiny.differing(own, weights)
+    e = started(tmp_path, epochs=2, **fields)
+    assert e.epoch == 1
+    assert not tiny.differing(own, tiny.weights(e))
+
+
+def test_weights_that_do_not_fit_are_refused_by_name(tmp_path, teacher):
+    source, _ = teacher
+    with refused(CheckpointError, "policy.pt", "traj_encoder.rnn.weight_ih_l0"):
+        started(tmp_path, traj="gru", init_from=source.run_dir)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    learned(tmp_path).close()  # the name is free
+
+
+@pytest.mark.parametrize("value", ["nowhere", 3, ""])
+def test_what_does_not_exist_is_refused_before_anything_starts(tmp_path, value):
+    made = []
+    with refused(SettingsError, "init_from", value):
+        started(tmp_path, lambda: made.append(1) or tiny.tmaze(), init_from=value)
+    assert not made
+
+
+def test_a_directory_without_weights(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with refused(CheckpointError, str(tmp_path / "empty")):
+        started(tmp_path, init_from=tmp_path / "empty")
+
+
+def test_the_weights_may_not_be_what_is_overwritten(tmp_path):
+    e = learned(tmp_path, ckpt_interval=1)
+    e.close()
+    with refused(SettingsError, "init_from", "overwrite=True"):
+        started(tmp_path, init_from=e.run_dir, overwrite=True)
+    again = started(tmp_path, init_from=e.ckpt_dir / "policy_weights" / "policy_epoch_0.pt")  # go on in the same directory
+    assert not tiny.differing(tiny.weights(e), tiny.weights(again))
+
+
+def test_offline_to_online(tmp_path):
+    """Learn from a recording, then begin a new run with these weights that also collects."""
+    learned(tmp_path, name="recorded", train_batches_per_epoch=0, exploration_wrapper_type=None).close()
+    recorded = tmp_path / "recorded" / "buffer"
+    (recorded / "protected").rmdir() if (recorded / "protected").is_dir() else None
+    (recorded / "fifo").rename(recorded / "protected")
+    source = lambda: DiskTrajDataset(tmp_path, "recorded")  # noqa: E731
+    offline = learned(tmp_path, name="offline", dataset=source(), start_collecting_at_epoch=float("inf"), ckpt_interval=1)
+    assert offline.env_steps == 0
+    offline.close()
+    both = MixtureOfDatasets([source(), DiskTrajDataset(tmp_path, "online")], [0.5, 0.5], collect_into=1)
+    online = started(tmp_path, name="online", dataset=both, init_from=offline.run_dir)
+    assert not tiny.differing(tiny.weights(offline), tiny.weights(online))
+    online.learn()
+    assert online.env_steps == 24
+    assert np.isfinite(tiny.rows(online.run_dir, "train")[-1]["values"]["Critic Loss"])
+
+
+KEEPERS = {
+    "average": ({}, {"ema_decay": 0.6}, {}),
+    "scale": ({"Agent.rescale_critics": True}, {}, {}),
+    "temperature": ({"Agent.entropy_target": 0.3}, {}, {}),
+    "targets": ({"Agent.tau": 0.3, "Agent.use_target_actor": False}, {}, {}),
+    "several batches": ({}, {"batches_per_update": 2}, {}),
+    "warmup": ({}, {"lr_cooldown": 0.5, "actor_learning_rate": 1e-2}, {}),
+    "exploration": ({"BilevelEpsilonGreedy.rollout_horizon": 20}, {"exploration_wrapper_type": BilevelEpsilonGreedy}, {}),
+    "priorities": ({}, {}, {"sampling": "priority"}),
+    "input norm": ({"FFTstepEncoder.normalize_inputs": False}, {}, {}),
+}
+TOGETHER = [tuple(KEEPERS)]
+
+
+class Slope(gym.Env):
+    """Fourteen steps without chance; the reward is 40 on one side, so that the critics' scale is not 1."""
+
+    observation_space, action_space = gym.spaces.Box(-10, 10, (2,)), gym.spaces.Discrete(3)
+
+    def _seen(self):
+        return np.array([self._t / 10, self._x], np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        self._t, self._x = 0, 0.0
+        return self._seen(), {}
+
+    def step(self, action):
+        self._t, self._x = self._t + 1, float(np.clip(self._x + 0.3 * (int(action) - 1), -3, 3))
+        return self._seen(), 40.0 * (self._x > 0.5), self._x > 2.5, self._t >= 14, {}
+
+
+def slope():
+    return AMAGOEnv(Slope(), env_name="Slope")
+
+
+def run(root, names, stop_after=None, **fields):
+    """Four epochs, or those up to ``stop_after``."""
+    bindings, dataset = {}, {}
+    for name in names:
+        bindings |= KEEPERS[name][0]
+        fields |= KEEPERS[name][1]
+        dataset |= KEEPERS[name][2]
+    config.clear()
+    config.bind(bindings)
+    return tiny.learned(
+        root, slope, dataset=DiskTrajDataset(root, "run", **dataset), epochs=4, train_timesteps_per_epoch=40, callbacks=[tiny.StopAfter(stop_after)],
+        train_batches_per_epoch=3, ckpt_interval=1, force_reset_train_envs_every=1, learning_rate=1e-2, **fields,
+    )  # fmt: skip
+
+
+def state(e):
+    """What acts, what is trained, the moments of the optimizer."""
+    found = {f"trained/{k}": v for k, v in tiny.weights(e).items()}
+    with e.acting_weights():
+        found |= {f"acting/{k}": v for k, v in tiny.weights(e).items()}
+    for i, moments in e.optimizer.state_dict()["state"].items():
+        found |= {f"optimizer/{i}/{k}": torch.as_tensor(v).clone() for k, v in moments.items()}
+    return found
+
+
+@pytest.mark.parametrize("names", [*((name,) for name in KEEPERS), *TOGETHER], ids="+".join)
+def test_a_resumed_run_equals_one_that_was_not_interrupted(tmp_path, names):
+    e = run(tmp_path / "straight", names)
+    straight = state(e)
+    if "scale" in names:
+        assert e.policy.critics.output_scale > 1
+    e.close()
+    run(tmp_path / "halved", names, 2).close()
+    e = run(tmp_path / "halved", names, resume="auto")
+    assert not tiny.differing(straight, state(e))
+
+
+@pytest.mark.parametrize("agent_type", [amago.Agent, amago.agent.MultiTaskAgent])
+def test_reading_back_what_a_run_has_published_does_not_change_what_is_trained(tmp_path, agent_type):
+    """Published weights are the average; training goes on from the trained ones, also after a resume."""
+    fields = {"always_save_latest": True, "ema_decay": 0.6, "agent_type": agent_type}
+    straight = state(run(tmp_path / "alone", (), **fields))
+    run(tmp_path / "reading", (), 2, **fields, always_load_latest=True).close()
+    e = run(tmp_path / "reading", (), **fields, always_load_latest=True, resume="auto")
+    assert not tiny.differing(straight, state(e))
+    e.read_latest_policy()
+    assert not tiny.differing(straight, state(e))
+
+
+def test_weights_without_a_scale_begin_a_run_with_one(tmp_path):
+    e = run(tmp_path, (), 1, always_save_latest=True)
+    plain = tiny.weights(e)
+    e.close()
+    e = tiny.started(tmp_path, slope, name="other", init_from=tmp_path / "run")
+    config.bind({"Agent.rescale_critics": True})
+    e = tiny.started(tmp_path, slope, name="scaled", init_from=tmp_path / "run")
+    scaled = tiny.weights(e)
+    assert scaled["critics.output_scale"] == scaled["target_critics.output_scale"] == 1.0
+    assert not tiny.differing(plain, {k: scaled[k] for k in plain})
+
+
+def test_a_partial_state_dict_changes_nothing_else(tmp_path):
+    """`load_state_dict` with strict=False, as clients call it, leaves the scale as it is."""
+    e = run(tmp_path, ("scale",), 1)
+    before = tiny.weights(e)
+    e.policy.load_state_dict({k: v for k, v in before.items() if k.startswith("actor.")}, strict=False)
+    assert not tiny.differing(before, tiny.weights(e))

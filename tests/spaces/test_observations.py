@@ -1,11 +1,17 @@
+import json
+
 import gymnasium as gym
+import gymnasium.spaces as G
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from messages import check_refused, naming, refused
+from store_helpers import stored
 
-from amago.spaces import action_spec, from_description, obs_spec
+from amago.data.trajectory import StoredTraj
+from amago.spaces import ObsReader, action_spec, describe, from_description, obs_spec, same_range, space_differences
+from amago.store import TrajectoryWriter
 
 
 @given(st.lists(st.floats(-1, 1, width=32), min_size=3, max_size=3))
@@ -88,3 +94,137 @@ def test_what_is_no_observation_or_no_description_is_refused():
         (naming("'mission'", "Text", "FilterObservation"), lambda: obs_spec(gym.spaces.Dict(mission=gym.spaces.Text(10)))),
         (naming("obs[(1, 2)]", "tuple"), lambda: obs_spec(gym.spaces.Dict({(1, 2): gym.spaces.Discrete(2)}))),
     )
+
+
+S = gym.spaces
+KEYS = st.one_of(st.sampled_from(["a", "b", "a/b", "1", "", "é", "e\u0301", "/", "..", "\0", "\\", " ", "a\x85b", "\ud800", "observation"]), st.integers(-2, 2), st.text(max_size=3))  # fmt: skip
+SPACES = st.recursive(
+    st.integers(1, 4).map(lambda n: S.Box(-1.0, 1.0, (n,), np.float32)),
+    lambda inner: st.one_of(
+        st.dictionaries(KEYS, inner, min_size=1, max_size=4).map(S.Dict), st.lists(inner, min_size=1, max_size=2).map(S.Tuple)
+    ),
+    max_leaves=6,
+)
+
+
+def leaves(value):
+    if isinstance(value, dict | tuple):
+        return [leaf for part in (value.values() if isinstance(value, dict) else value) for leaf in leaves(part)]
+    return [value.tobytes()]
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(SPACES)
+def test_every_observation_comes_back_or_its_space_is_refused(tmp_path_factory, space):
+    space.seed(0)
+    obs = space.sample()
+    try:
+        spec = obs_spec(space)
+    except ValueError:  # `test_names_that_become_one...` reads the message
+        return
+    flat = spec.convert(obs)
+    assert sorted(leaves(flat)) == sorted(leaves(obs)), "nothing is lost, and nothing is there twice"
+    again = from_description(json.loads(json.dumps(describe(space))))
+    assert again == space
+    read = ObsReader(spec.space, again, None)(obs)
+    assert {k: v[0].tobytes() for k, v in read.items()} == {k: v.tobytes() for k, v in flat.items()}
+    for save_as in ("segments", "npz"):
+        root = tmp_path_factory.mktemp("buffer")
+        writer = TrajectoryWriter(root / "fifo", writer="w", action_space=S.Discrete(2), obs_space=spec.space, save_as=save_as)
+        rows = {k: np.stack([v, v]) for k, v in flat.items()}
+        writer.write(StoredTraj(rows, np.zeros((1, 1), np.int64), np.zeros((1, 1), np.float32), np.ones((1, 1), bool)))
+        writer.close()
+        found = stored(root)[0].obs
+        assert {k: v[1].tobytes() for k, v in found.items()} == {k: v.tobytes() for k, v in flat.items()}
+
+
+BOX = S.Box(-1.0, 1.0, (2,), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("space", "paths"),
+    [
+        (S.Dict({"a/b": BOX, "a": S.Dict({"b": BOX})}), ("obs['a/b']", "obs['a']['b']")),
+        (S.Dict({1: BOX, "1": S.Discrete(3)}), ("obs[1]", "obs['1']")),
+        (S.Dict({"a": S.Tuple((BOX, BOX)), "a/1": BOX}), ("obs['a'][1]", "obs['a/1']")),
+        (S.Dict({"": BOX, "observation": BOX}), ("obs['']", "obs['observation']")),
+        (S.Dict({"x": S.Dict({"a\0": BOX})}), ("obs['x']['a\\x00']",)),
+    ],
+)
+def test_names_that_become_one_are_refused_with_both_paths(space, paths):
+    with refused(ValueError, *paths):
+        obs_spec(space)
+
+
+OBS = G.Dict({"image": G.Box(0, 255, (4, 4), np.uint8), "x": G.Box(-1, 1, (3,), np.float32)})
+
+
+def test_spaces_that_agree():
+    assert space_differences((OBS, G.Discrete(3)), (OBS, G.Discrete(3))) == []
+
+
+@pytest.mark.parametrize(
+    ("obs", "actions", "expected"),
+    [
+        (OBS, G.Discrete(4), ("actions", "discrete of width 3", "discrete of width 4")),
+        (OBS, G.MultiBinary(3), ("actions", "discrete of width 3", "multibinary of width 3")),
+        (G.Dict({"image": OBS["image"]}), G.Discrete(3), ("observation 'x'", "float32 (3,)", "missing")),
+        (G.Dict({**OBS.spaces, "y": G.Box(0, 1)}), G.Discrete(3), ("observation 'y'", "missing", "float32 (1,)")),
+        (G.Dict({**OBS.spaces, "x": G.Box(-1, 1, (2,))}), G.Discrete(3), ("observation 'x'", "float32 (3,)", "float32 (2,)")),
+    ],
+)
+def test_each_difference_is_named(obs, actions, expected):
+    assert space_differences((OBS, G.Discrete(3)), (obs, actions)) == [expected]
+
+
+def test_dtypes_and_ranges_count_only_on_request():
+    other = G.Dict({**OBS.spaces, "x": G.Box(-2, 2, (3,), np.float16)})
+    first, second = (OBS, G.Discrete(3)), (other, G.Discrete(3, start=5))
+    assert space_differences(first, second, dtypes=False) == []
+    assert space_differences(first, second) == [("observation 'x'", "float32 (3,)", "float16 (3,)")]
+
+
+def box(low, high, dtype=np.float32):
+    return G.Box(np.array(low, dtype), np.array(high, dtype), dtype=dtype)
+
+
+INF, MAX = np.inf, float(np.finfo(np.float32).max)
+SAME = {
+    "equal": (box([0, 0], [1, 1]), box([0, 0], [1, 1])),
+    "rounded": (box([0.1], [0.7]), box([0.1 + 1e-7], [0.7 - 1e-7])),
+    "unbounded": (box([0, 0], [255, 1]), box([-INF, -INF], [INF, INF])),
+    "unbounded above": (box([0], [1]), box([0], [INF])),
+    "the greatest float": (box([-1], [1]), box([-MAX], [MAX])),
+    "a generous million": (box([-1], [1]), box([-1e6], [1e6])),
+    "ten times as wide": (box([-1, -1], [1, 1]), box([-10, -1], [10, 1])),
+    "a little outside": (box([-5.1], [5]), box([-5], [5.2])),
+    "signed or not": (box([0], [1]), box([-1], [1])),
+    "a constant": (box([0], [0]), box([0], [1])),
+    "counts": (box([0], [1], np.uint8), box([0], [255], np.uint8)),
+}
+OTHER = {
+    "pixels": (box([0, 0], [1, 1]), box([0, 0], [255, 255])),
+    "pixels around 0": (box([-1], [1]), box([0], [255])),
+    "degrees": (box([-np.pi], [np.pi]), box([-180], [180])),
+    "an offset": (box([0], [1]), box([-0.5], [0.5])),
+    "apart": (box([0], [1]), box([5], [6])),
+    "one of several": (box([-1, -INF], [1, INF]), box([-1000, -INF], [1000, INF])),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_ranges_of_what_may_be_the_same_data(name):
+    a, b = SAME[name]
+    assert same_range(a, b)
+    assert same_range(b, a)
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_ranges_of_other_units(name):
+    a, b = OTHER[name]
+    assert not same_range(a, b)
+    assert not same_range(b, a)
+    one, two = (G.Dict({"x": x}) for x in (a, b))
+    [found] = space_differences((one, G.Discrete(2)), (two, G.Discrete(2)), ranges=True)
+    assert found.name == "observation 'x'"
+    assert found.first != found.second

@@ -30,41 +30,6 @@ env.env.step(np.array([1], np.uint8))
 assert env.unwrapped.taken == [1]
 assert env.env.get_wrapper_attr("horizon") == 3
 
-
-# fact: keys added to the observation space count, with their dtypes
-class Keyed(amago.envs.AMAGOEnv):
-    def __init__(self):
-        super().__init__(Counting(), env_name="k")
-        self.observation_space["flag"] = gym.spaces.Box(0, 1, (1,), dtype=bool)
-
-    def inner_reset(self, *args, **kwargs):
-        obs, info = self.env.reset(*args, **kwargs)
-        return {"observation": obs, "flag": np.array([True])}, info
-
-    def inner_step(self, action):
-        obs, *rest = self.env.step(action)
-        return {"observation": obs, "flag": np.array([False])}, *rest
-
-
-env = Keyed()
-t, _ = env.reset()
-assert t.obs["flag"].dtype == bool
-assert t.obs["flag"].shape == (1, 1)
-assert env.step(np.array([1], np.uint8))[0].obs["flag"].tolist() == [[False]]
-
-# fact: names, which may change, have no slashes
-env = wrapped()
-assert env.env_name == "a_b"
-
-
-class Named(amago.envs.AMAGOEnv):
-    env_name = property(lambda self: f"level {self.step_count[0]}")
-
-
-env = Named(Counting())
-env.reset()
-assert env.env_name == "level 0"
-
 # fact: actions as clients send them
 env = wrapped(action_space=gym.spaces.Box(-2, 4, (2,)))
 env.reset()
@@ -104,20 +69,6 @@ env.save_finished_trajs()
 env.reset_stats()
 assert not env.return_history.data.get("a_b")
 
-# fact: pieces of a rollout begin with the last observation of the one before
-import glob
-import tempfile
-
-root = tempfile.mkdtemp()
-env = amago.envs.SequenceWrapper(wrapped(horizon=20), save_trajs_to=root, save_every=(3, 4), save_trajs_as="npz")
-env.reset()
-for _ in range(20):
-    env.step(np.array([1], np.uint8))
-env.save_finished_trajs()
-times = sorted(amago.loading.load_traj_from_disk(f).time_idxs.ravel().tolist() for f in glob.glob(f"{root}/*.npz"))
-assert times[0][0] == 0
-assert all(a[-1] == b[0] for a, b in zip(times, times[1:]))
-
 # fact: creators build environments with exploration and recording
 import tempfile
 
@@ -131,16 +82,9 @@ assert creator.rl2_space["rl2"].shape == (4,)
 assert creator.already_vectorized is False
 
 # fact: vectorised helpers, and spaces of the older gym
-from amago.envs.env_utils import AlreadyVectorizedEnv, DummyAsyncVectorEnv, space_convert
+from amago.envs.env_utils import AlreadyVectorizedEnv, space_convert
 
-make = lambda: amago.envs.SequenceWrapper(wrapped(), save_trajs_to=None)
-envs = DummyAsyncVectorEnv([make, make])
-envs.reset()
-obs, reward, terminated, truncated, info = envs.step(np.array([[1], [2]], np.uint8))
-assert len(reward) == 2
-assert envs.single_action_space == gym.spaces.Discrete(3)
-assert len(envs.envs) == 2
-one = AlreadyVectorizedEnv([make])
+one = AlreadyVectorizedEnv([lambda: amago.envs.SequenceWrapper(wrapped(), save_trajs_to=None)])
 one.reset()
 assert space_convert(gym.spaces.Discrete(3)) == gym.spaces.Discrete(3)
 

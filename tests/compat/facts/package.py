@@ -91,23 +91,6 @@ for _ in range(4):
     opt.step()
 assert float(opt.state[p]["step"]) == 1.0
 
-# fact: environments answer calls by name
-import gymnasium as gym
-
-from amago.envs.env_utils import DummyAsyncVectorEnv
-
-
-class Env(gym.Env):
-    colour, action_space, observation_space = "red", gym.spaces.Discrete(2), gym.spaces.Box(0, 1, (1,))
-
-    def add(self, x):
-        return x + 1
-
-
-envs = DummyAsyncVectorEnv([lambda: amago.envs.AMAGOEnv(Env(), "e")] * 3)
-assert amago.utils.call_async_env(envs, "add", 10) == [11] * 3
-assert amago.utils.call_async_env(envs, "env_name") == ["e"] * 3
-
 # fact: settings are bound by any suffix of the module's name
 import inspect
 

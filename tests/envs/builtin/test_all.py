@@ -1,6 +1,13 @@
 """Rules of every built-in environment: Gymnasium's, seeds, pickling, and refusals that name what is wrong."""
 
+import ast
+import inspect
 import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -10,6 +17,8 @@ from messages import naming
 from support.point_robot import PointRobot
 from support.toy_mixture import ToyMixture
 
+from amago import config
+from amago.envs import builtin
 from amago.envs.builtin import (
     MazeRunner,
     MetaFrozenLake,
@@ -18,6 +27,8 @@ from amago.envs.builtin import (
     TMazeActive,
     TMazePassive,
 )
+from amago.envs.builtin._common import COLOURS
+from amago.envs.statistics import AMAGO_ENV_LOG_PREFIX
 
 ENVS = [
     (MetaFrozenLake, {"size": 4}), (MetaFrozenLake, {"size": 4, "hard_mode": True, "slip_chance": 0.2}),
@@ -102,3 +113,111 @@ def test_wrong_actions_and_steps_without_a_reset_are_refused(cls, arguments):
     for action, error in POINTS if cls is PointRobot else ACTIONS:
         with pytest.raises(error, match=naming("action")):
             env.step(action)
+
+
+PAGE = (Path(__file__).parents[3] / "docs" / "environments.md").read_text(encoding="utf-8")
+NAMES = sorted(builtin.__all__)
+
+
+def documented_calls() -> dict[str, dict[str, Any]]:
+    """{class: {argument: default}} of the code blocks that hold nothing but signatures."""
+    calls: dict[str, dict[str, Any]] = {}
+    for block in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL):
+        for node in ast.parse(block).body:
+            call = node.value if isinstance(node, ast.Expr) else None
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in NAMES:
+                required = {arg.id: inspect.Parameter.empty for arg in call.args if isinstance(arg, ast.Name)}
+                calls[call.func.id] = required | {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
+    return calls
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_signatures(name: str) -> None:
+    parameters = inspect.signature(getattr(builtin, name)).parameters
+    assert list(documented_calls()[name].items()) == [(p.name, p.default) for p in parameters.values()]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_logged_metric_is_in_the_tables(name: str) -> None:
+    cls: type[gym.Env[Any, Any]] = getattr(builtin, name)
+    env = cls(4) if name == "MetaFrozenLake" else cls()
+    env.reset(seed=0)
+    env.action_space.seed(0)
+    logged: set[str] = set()
+    for _ in range(3000):
+        *_, done, _, info = env.step(env.action_space.sample())
+        logged |= set(info)
+        if done:
+            env.reset()
+    assert logged
+    for key in logged:
+        assert key.startswith(AMAGO_ENV_LOG_PREFIX + " ")
+        metric = re.sub(r"\d+", "{i}", key.removeprefix(AMAGO_ENV_LOG_PREFIX + " "))
+        assert f"| `{metric}`" in PAGE
+
+
+def test_defaults_can_be_bound_with_gin() -> None:
+    config.bind({"MetaFrozenLake.hard_mode": True, "amago.envs.builtin.TMazePassive.corridor_length": 3, "RoomKeyDoor.size": 4})
+    try:
+        assert builtin.MetaFrozenLake(4).hard_mode is True
+        assert builtin.MetaFrozenLake(4, hard_mode=False).hard_mode is False
+        assert builtin.TMazePassive().episode_length == 4
+        assert (builtin.TMazeActive().corridor_length, builtin.RoomKeyDoor().size) == (10, 4)
+    finally:
+        config.clear()
+
+
+def test_importing_them_loads_no_torch() -> None:
+    code = "import sys, amago.envs.builtin; assert 'torch' not in sys.modules and 'pygame' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+CASES = [  # (environment, its arguments, rows and columns of its picture)
+    (MetaFrozenLake, {"size": 4}, (4, 4)), (RoomKeyDoor, {"size": 3}, (3, 3)), (MazeRunner, {"size": 5}, (5, 5)),
+    (TMazePassive, {"corridor_length": 4}, (3, 5)), (TMazeActive, {"corridor_length": 4}, (3, 6)),
+    (TMazePassive, {"corridor_length": 10_000}, (3, 30)), (SymbolicAlchemy, {}, (3, 6)), (PointRobot, {"step_size": 0.5}, (15, 15)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("cls", "arguments", "cells"), CASES)
+def test_a_picture_follows_the_state_and_changes_nothing(cls, arguments, cells):
+    """Two rollouts with one seed, one of them drawn in each step."""
+    env, plain = cls(**arguments, render_mode="rgb_array"), cls(**arguments)
+    env.action_space.seed(1)
+    np.testing.assert_equal(env.reset(seed=2), plain.reset(seed=2))
+    frames = [env.render()]
+    done = False
+    while not done and len(frames) < 40:
+        action = env.action_space.sample()
+        first, second = env.step(action), plain.step(action)
+        np.testing.assert_equal(first, second)
+        frames.append(env.render())
+        done = first[2]
+    assert {(f.shape, f.dtype) for f in frames} == {((24 * cells[0], 24 * cells[1], 3), np.dtype(np.uint8))}
+    assert len({f.tobytes() for f in frames}) > 1
+    assert np.array_equal(frames[-1], env.render())
+    assert plain.render() is None
+
+
+def cells(picture):
+    """The characters of the cells of a picture, a row of them for each of its rows."""
+    names = {colour: name for name, colour in reversed(COLOURS.items())}
+    return ["".join(names[tuple(pixel)] for pixel in row) for row in picture[12::24, 12::24].tolist()]
+
+
+def test_everything_is_drawn_in_its_place():
+    arguments = {"start_location": (0, 0), "key_location": (1, 0), "goal_location": (1, 1), "render_mode": "rgb_array"}
+    room = RoomKeyDoor(True, 3, 5, 20, **arguments)
+    room.reset(seed=0)
+    seen = [cells(room.render())] + [cells(room.render()) for action in (0, 2, 0) if room.step(action)]
+    assert seen == [["AK.", ".G.", "..."], [".a.", ".G.", "..."], ["...", ".a.", "..."], ["AK.", ".G.", "..."]]
+    maze = MazeRunner(5, 2, 2, 9, render_mode="rgb_array")
+    maze.reset(seed=0)
+    rows, places = cells(maze.render()), [maze.position, *maze.goals]
+    assert [[c != "#" for c in row] for row in rows] == maze.maze.T.tolist()
+    assert "".join(rows[y][x] for x, y in places) == "AGK"
+    lake = MetaFrozenLake(4, render_mode="rgb_array")
+    lake.reset(seed=1)
+    rows = cells(lake.render())
+    assert (rows[0][0], rows[3][3]) == ("A", "G")
+    np.testing.assert_array_equal([[c == "O" for c in row] for row in rows], lake.holes.T)
