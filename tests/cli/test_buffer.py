@@ -1,6 +1,7 @@
 """`amago buffer`: import, export, info, verify, head."""
 
 import os
+import sys
 from pathlib import Path
 
 import gymnasium as gym
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import recordings as rec
 from messages import names
+from terminal import Terminal
 
 from amago import ExtraField
 from amago.cli import main
@@ -86,6 +88,17 @@ def test_import_of_every_kind(capsys, kind, want, save_as):
     files = os.listdir("run/buffer/protected")
     assert len(files) == (1 if save_as == "segments" else 7)
     assert all("import-" in name for name in files)
+
+
+def test_progress_is_shown_in_a_terminal(capsys, monkeypatch):
+    assert buffer("import", make_source("d4rl"), "run", quiet=False) == 0
+    assert capsys.readouterr().err == ""
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    assert buffer("import", "d.hdf5", "again", quiet=False) == 0
+    err = sys.stderr.getvalue()
+    assert "import: 100%" in err
+    assert "28.0/28.0" in err
 
 
 def test_a_second_import_is_refused_or_replaces_the_first(capsys):

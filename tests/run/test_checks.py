@@ -224,8 +224,8 @@ class Noisy(FFTstepEncoder):
 @pytest.mark.parametrize(
     ("part", "named"),
     [
-        ({"traj_encoder_type": Forgetful}, ("test_own_parts.Forgetful", "step 1 of a rollout", "whole sequence")),
-        ({"tstep_encoder_type": Noisy}, ("test_own_parts.Noisy", "evaluation mode")),
+        ({"traj_encoder_type": Forgetful}, ("test_checks.Forgetful", "step 1 of a rollout", "whole sequence")),
+        ({"tstep_encoder_type": Noisy}, ("test_checks.Noisy", "evaluation mode")),
     ],
 )
 def test_parts_that_act_otherwise_than_they_learned(tmp_path, part, named):
