@@ -149,6 +149,15 @@ def test_gin_selects_attention_by_its_public_name():
     assert not table[0, 0].equal(table[0, 1])
 
 
+def test_head_scaling_off_is_not_trained_and_gradients_reach_everything_else():
+    for scaling in (True, False):
+        net = TformerTrajEncoder(4, 8, d_model=8, n_heads=2, d_ff=8, head_scaling=scaling)
+        net(torch.randn(2, 5, 4), torch.arange(5)[None, :, None].expand(2, -1, 1))[0][..., 0].sum().backward()
+        for name, p in net.named_parameters():
+            assert (p.grad is not None) == (scaling or "head_scaler" not in name), name
+            assert p.grad is None or torch.isfinite(p.grad).all(), name
+
+
 def test_sigma_reparam_tracks_the_spectral_norm():
     torch.manual_seed(5)
     net = SigmaReparam(12, 7)
