@@ -55,6 +55,8 @@ def test_a_summary():
 def test_the_mean_over_environment_names_does_not_favour_short_rollouts():
     metrics = summarise({"long": [10.0], "short": [0.0, 0.0, 0.0]}, {})
     assert (metrics[TOTAL], metrics[AVERAGE_RETURN_OF_ROLLOUTS]) == (5.0, 2.5)
+    metrics = summarise({"a": [float(n) for n in range(10, -1, -1)]}, {})
+    assert metrics["Mean of Bottom Quintile Total Return in a"] == 0.5
 
 
 def run(agent, **kwargs):
@@ -298,6 +300,17 @@ def test_no_step_is_taken_beyond_what_was_asked_and_actors_go_on_afterwards(tmp_
         pool.close()
 
 
+def test_rows_of_a_vectorised_environment_are_actors():
+    def make():
+        envs = gym.vector.SyncVectorEnv(
+            [partial(Numbered, [n]) for n in (1, 4, 9)], autoreset_mode=gym.vector.AutoresetMode.SAME_STEP
+        )
+        return AMAGOEnv(envs, env_name="Numbered", batched_envs=3)
+
+    _, by_actor = counted(make_pool([make], env_mode="already_vectorized", parallel_actors=3), 7)
+    assert by_actor == {0: [0, 1, 2], 1: [0, 1], 2: [0, 1]}
+
+
 def test_a_rollout_that_a_fault_has_dropped_is_made_up_for(monkeypatch):
     monkeypatch.setattr(FailsOnce, "failed", False)
     makers = [partial(numbered, [3]), partial(numbered, [3], FailsOnce)]
@@ -370,3 +383,15 @@ def test_only_the_rollouts_that_count_are_saved(tmp_path):
     e = tiny.started(tmp_path, tiny.cartpole, save_trajs_as="npz")
     e.evaluate_test(tiny.cartpole, FOR_EVER, episodes=7, save_trajs_to=str(tmp_path / "saved"))
     assert len(list((tmp_path / "saved").iterdir())) == 7
+
+
+def test_the_command_counts_exactly(tmp_path, capsys):
+    episodes, actors = 3, 8
+    e = tiny.learned(tmp_path, tiny.cartpole, always_save_latest=True, train_batches_per_epoch=0)
+    e.close()
+    (e.run_dir / "settings.yaml").write_text("env: an argument of a script\nbatch_size: 4\n")
+    (e.run_dir / "train_args.json").write_text(json.dumps({"env": "CartPole-v1", "horizon": 30}))  # of an earlier version
+    config.clear()
+    assert main(["eval", str(e.run_dir), "--episodes", str(episodes), "--actors", str(actors)]) == 0
+    line = next(x for x in capsys.readouterr().out.splitlines() if x.startswith("Number of Rollouts"))
+    assert line.split()[-1] == str(episodes)

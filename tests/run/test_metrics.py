@@ -286,6 +286,18 @@ def test_the_picture_shows_every_number_once(tmp_path: Path, drawn: list[Any]) -
     assert (right.get_xlabel(), right.get_ylabel()) == ("attempt", "success rate")
 
 
+def test_an_empty_panel_says_so_and_odd_names_stay_as_they_are(tmp_path: Path, drawn: list[Any]) -> None:
+    plot_adaptation({"_x $1": [(0, 1.0), (5, float("nan")), (9, 2.0)]}, {}, tmp_path / "p.png", title="$ and $")
+    assert [t.get_text() for t in drawn[0].axes[0].texts] == ["no data"]
+    assert not drawn[0].axes[1].texts
+    assert [t.get_text().strip() for t in drawn[0].legends[0].texts] == [r"_x \$1"]
+    plot_adaptation({"a": []}, {"a": [0.0, 1.0]}, tmp_path / "p.png")
+    assert len(drawn[1].axes[0].lines) == 1
+    assert [t.get_text() for t in drawn[1].axes[0].texts] == ["100%"]
+    with pytest.raises(ValueError, match="empty"):
+        plot_adaptation({"a": []}, {}, tmp_path / "q.png")
+
+
 def test_without_matplotlib_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("matplotlib", "matplotlib.figure", "matplotlib.ticker"):
         monkeypatch.setitem(sys.modules, name, None)

@@ -1,11 +1,12 @@
 """Rules that find in a log why a run may learn nothing: in the run, in `amago doctor RUN`, and on the page that explains them."""
 
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import tiny
-from runs_on_disk import RETURN
+from runs_on_disk import RETURN, append, write_settings
 
 from amago.cli import main
 from amago.run.callbacks import LogRow
@@ -84,6 +85,18 @@ def test_the_run_says_it_once_and_the_doctor_later(tmp_path, capsys):
     assert re.search(r"note +few rollouts .*2 rollouts", capsys.readouterr().out)
     assert all(row.get("memory", 1.0) > 0.01 for row in tiny.rows(e.run_dir))
     assert [row["section"] for row in tiny.rows(e.run_dir) if "memory" in row] == ["buffer"] * 3
+
+
+def test_the_doctor_reads_logs_of_earlier_versions(tmp_path, capsys):
+    keys = ("epoch", "env_steps", "grad_steps", "wall_time", "section", "values")
+    append(tmp_path / "run", *({k: asdict(row)[k] for k in keys} for row in log(reward=0.0)))
+    write_settings(tmp_path / "run", id="x")
+    record = (tmp_path / "run" / "settings.json").read_text()
+    (tmp_path / "run" / "settings.json").write_text(
+        record.replace('{"fields"', '{"id": "x", "fields"').replace('"host"', '"role": "learn", "host"')
+    )
+    assert main(["doctor", str(tmp_path / "run")]) == 0
+    assert "no reward was seen in 2,000 updates" in capsys.readouterr().out
 
 
 def test_every_mistake_on_the_page_names_its_rule_or_why_there_is_none():
