@@ -193,10 +193,10 @@ def test_the_density_of_a_whole_action():
         torch.testing.assert_close(pi.log_prob_of_vector(stored), pi.log_prob_of_vector(stored.expand(B, L, G, A)))
 
 
-@pytest.mark.parametrize("make", [Beta, GMM])
+@pytest.mark.parametrize("make", [TanhGaussian, Beta, GMM])
 def test_densities_on_an_interval_integrate_to_one_and_give_the_samples(make):
     torch.manual_seed(5)
-    kind = make(1, clip_actions_on_log_prob=(-0.999999, 0.999999)) if make is Beta else make(1, gmm_modes=3)
+    kind = make(1, gmm_modes=3) if make is GMM else make(1, clip_actions_on_log_prob=(-0.999999, 0.999999))
     vec = 0.5 * torch.randn(kind.input_dimension, dtype=torch.float64)
     grid = torch.linspace(-0.99999, 0.99999, 200_001, dtype=torch.float64).unsqueeze(-1)
     density = kind(vec).log_prob(grid).exp()[:, 0]
