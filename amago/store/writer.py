@@ -95,11 +95,7 @@ class TrajectoryWriter:
         self._queue: deque[tuple[StoredTrajs, int]] = deque()
         self._retry_at = 0.0  # after a failure for lack of space: when write() tries again
         self._closed = False
-        self.committed = self.pending_bytes = self.refused = 0
-
-    @property
-    def pending(self) -> int:
-        return sum(len(trajs) for trajs, _ in self._queue)
+        self.committed = self.pending = self.pending_bytes = self.refused = 0
 
     @property
     def disk_is_full(self) -> bool:
@@ -132,6 +128,7 @@ class TrajectoryWriter:
             if self._queue:
                 raise self._full(size)
         self._queue.append((trajs, size))
+        self.pending += len(trajs)
         self.pending_bytes += size
         if (self.pending_bytes >= self._limit or len(self._queue) >= _MAX_BATCH) and time.monotonic() >= self._retry_at:
             self.flush()
@@ -146,14 +143,14 @@ class TrajectoryWriter:
         """
         before = self.committed
         while self._queue:
-            batch, size = self._batch()
-            trajs, about = [traj for traj, _ in batch], (self._spaces, self.writer, self._next)
+            trajs, number, size = self._batch()
+            about = self._spaces, self.writer, self._next
             try:
                 if self.save_as == "segments":
                     buffers = formats.encode_segment(trajs, *about)
                 else:
                     buffers = [formats.encode_npz(trajs[0], *about, self.save_as == "npz-compressed")]
-                commit(self.directory, buffers, self._names(sum(map(len, trajs)), trajs[0].env_names[0]))
+                commit(self.directory, buffers, self._names(number, trajs[0].env_names[0]))
             except OSError as err:
                 if not is_full(err):
                     raise
@@ -164,11 +161,12 @@ class TrajectoryWriter:
                     self.directory, size, self.pending, self.pending_bytes, self.max_pending_bytes,
                 )  # fmt: skip
                 break
-            for _ in batch:
+            for _ in trajs:
                 self._queue.popleft()
+            self.pending -= number
             self.pending_bytes -= size
             self._retry_at = 0.0
-            self.committed += sum(map(len, trajs))
+            self.committed += number
         return self.committed - before
 
     def close(self) -> None:
@@ -186,17 +184,18 @@ class TrajectoryWriter:
             raise full
         self._closed = True
 
-    def _batch(self) -> tuple[list[tuple[StoredTrajs, int]], int]:
-        batch: list[tuple[StoredTrajs, int]] = []
+    def _batch(self) -> tuple[list[StoredTrajs], int, int]:
+        """What the next file takes from the queue, the number of its trajectories, and their bytes."""
+        batch: list[StoredTrajs] = []
         size = number = 0
         for trajs, more in self._queue:
-            number += len(trajs)
-            most = size + more > max(self._limit, _MAX_TRAJECTORY_BYTES // 2) or number > _MAX_BATCH
+            most = size + more > max(self._limit, _MAX_TRAJECTORY_BYTES // 2) or number + len(trajs) > _MAX_BATCH
             if batch and (size >= self._limit or most):
                 break
-            batch.append((trajs, more))
+            batch.append(trajs)
+            number += len(trajs)
             size += more
-        return batch, size
+        return batch, number, size
 
     def _names(self, n: int, env_name: str) -> Iterator[str]:
         while True:
