@@ -8,7 +8,7 @@ from messages import check_refused, naming, refused
 
 from amago.data.batch import subsequence
 from amago.data.trajectory import FrozenTraj
-from amago.hindsight import Timestep, TrajectoryBuilder
+from amago.hindsight import TrajectoryBuilder
 from amago.loading import Batch, RLData, collate
 from amago.relabeling import NoOpRelabeler, Relabeler
 from amago.spaces import action_spec
@@ -69,12 +69,6 @@ def test_relabelers_are_checked():
     assert NoOpRelabeler()(traj) is traj
     with refused(ValueError, "rows", 5, 2, 3):
         Broken()(traj)
-
-
-def test_timestep_rl2():
-    action, reward = np.array([[0.0, 1.0]], np.float32), np.array([2.0], np.float32)
-    t = Timestep({}, action, reward, np.zeros(1, np.int64), np.zeros(1, bool))
-    np.testing.assert_array_equal(t.rl2, [[2.0, 0.0, 1.0]])
 
 
 def sequence(length, fill=1.0):

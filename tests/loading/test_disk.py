@@ -32,17 +32,6 @@ def test_a_relabeler_sees_the_whole_trajectory_and_its_changes_are_what_is_sampl
         DiskTrajDataset(tmp_path, "d", relabeler=Double)
 
 
-def test_the_buffer_forgets_the_oldest_and_metrics_say_so(tmp_path):
-    dataset = dataset_of(tmp_path, dset_max_size=3)
-    add(tmp_path, [4] * 6)
-    metrics = dataset.on_end_of_collection()
-    assert dataset.ready_for_training
-    assert len(dataset.store) == 3
-    assert all(isinstance(v, int | float) for v in metrics.values())
-    dataset.delete()
-    assert not dataset.ready_for_training
-
-
 def files_in(buffer):
     return {part: len(list((buffer / part).glob("*"))) for part in ("fifo", "protected", "quarantine")}
 

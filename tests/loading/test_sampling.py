@@ -290,17 +290,6 @@ def test_losses_are_weighted_by_importance(tmp_path):
     e.close()
 
 
-def test_a_training_state_holds_them(tmp_path):
-    e = run_with(tmp_path)
-    want = e.dataset.state_dict()["priorities"]
-    e.close()
-    dataset = DiskTrajDataset(tmp_path, "run", sampling="priority")
-    e = tiny.started(tmp_path, dataset=dataset, resume="auto", epochs=2)
-    assert dataset.state_dict()["priorities"] == want
-    e.learn()
-    e.close()
-
-
 def test_an_agent_without_errors_is_refused(tmp_path):
     from amago import config
 
