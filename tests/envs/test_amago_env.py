@@ -106,8 +106,8 @@ def test_names_of_rows():
         made.env_name = names
         return made
 
-    rows = AMAGOEnv(vector(["b", "a", "b"]), batched_envs=3)
-    assert (rows.env_name, rows.env_names) == ("a+b", ["b", "a", "b"])
+    rows = AMAGOEnv(vector(["b", "x/a", "b"]), batched_envs=3)
+    assert (rows.env_name, rows.env_names) == ("b+x_a", ["b", "x_a", "b"])
     for names in (["b", "a", "b"], "a", 3):
         assert Both(vector(names), batched_envs=3).env_names == ["both"] * 3, "the overridden property counts"
     check_refused(TypeError, (naming("env_name", ["a"]), lambda: AMAGOEnv(vector(["a"]), batched_envs=3).env_name))

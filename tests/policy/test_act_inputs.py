@@ -49,9 +49,7 @@ LEAVES = st.one_of(
     st.lists(st.integers(1, 4), min_size=1, max_size=3).map(lambda n: G.MultiDiscrete(n, start=[5] * len(n))),
     st.just(G.MultiDiscrete([[2, 3], [1, 4]])),
     st.sampled_from([(), (1,), (4,), (2, 3)]).flatmap(
-        lambda shape: st.sampled_from([np.float32, np.float64, np.int64, np.int8]).map(
-            lambda dtype: G.Box(-9, 9, shape, dtype)  # type: ignore[arg-type]
-        )
+        lambda shape: st.sampled_from([np.float32, np.float64, np.int64, np.int8]).map(lambda dtype: G.Box(-9, 9, shape, dtype))
     ),
     st.just(G.Box(0, 255, (8, 8, 3), np.uint8)),
 )
@@ -226,13 +224,10 @@ def test_an_agent_that_hides_rewards_needs_none():
         policy.act(OBS)
 
 
-@pytest.fixture(scope="module", params=[*tiny.TRAJ, "mamba"])
+@pytest.fixture(scope="module", params=tiny.TRAJ)
 def agent(request):
-    from amago import config
-    from amago.nets.traj_encoders import MambaTrajEncoder
-
-    made = tiny.agent(tiny.pendulum(), {"mamba": MambaTrajEncoder}.get(request.param, request.param), max_seq_len=8)
-    config.reset_config()
+    made = tiny.agent(tiny.pendulum(), request.param, max_seq_len=8)
+    tiny.config.reset_config()
     return made
 
 
