@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from amago.run.launched.limits import UpdateLimits
+from amago.run.launched.protocol import UpdateLimits
 from benchmarks import cluster_sleeping as program
 from benchmarks.cluster_model import MEASURED, Cluster, Constants
 from benchmarks.cluster_simulation import simulate

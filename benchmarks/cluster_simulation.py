@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from amago.launch.bundles import BUNDLE_BYTES
-from amago.run.launched.limits import UpdateLimits
+from amago.run.launched.protocol import UpdateLimits
 from amago.run.launched.roles import LOOK_SECONDS as BEAT_SECONDS
 from benchmarks import cluster_model as cm
 from benchmarks.cluster_model import Cluster, Constants

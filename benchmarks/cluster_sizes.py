@@ -15,7 +15,7 @@ from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from amago.run.launched.limits import UpdateLimits
+from amago.run.launched.protocol import UpdateLimits
 from benchmarks.cluster_model import Cluster, Constants, predict, saturation
 from benchmarks.cluster_simulation import Result, simulate
 

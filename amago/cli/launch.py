@@ -9,8 +9,9 @@ from pathlib import Path
 from amago.launch import node
 from amago.launch.api import collectors_on_ray
 from amago.launch.launcher import Launcher
-from amago.launch.node import MOST_WAITING_BYTES, STEP_SECONDS, Task
-from amago.run.launched.limits import UpdateLimits
+from amago.launch.node import MOST_WAITING_BYTES, Task
+from amago.launch.processes import STEP_SECONDS
+from amago.run.launched.protocol import UpdateLimits
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -30,8 +30,8 @@ from amago.run.callbacks import Callback, KeepBest
 from amago.run.checkpoint import CheckpointError
 from amago.run.console import metrics_table
 from amago.run.launched.protocol import VARIABLE
-from amago.run.launched.roles import collect_only, learn_only
 from amago.run.rundir import RunCheckpoints
+from amago.run.settings import collect_only, learn_only
 
 UNTIL_STOPPED = 10**9
 """Epochs of a process that only collects. Set ``experiment.epochs`` afterwards for another number."""

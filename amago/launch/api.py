@@ -28,7 +28,7 @@ def launch(
         argv: the script's arguments.
         collectors: processes that act. Each has ``parallel_actors`` environments.
         learners: processes that train, on a GPU each.
-        updates_per_step: "MIN:MAX" (`amago.run.launched.limits.UpdateLimits`); None: from half to twice the program's own ratio.
+        updates_per_step: "MIN:MAX" (`amago.run.launched.protocol.UpdateLimits`); None: from half to twice the program's own ratio.
         hang_timeout, max_policy_lag, max_undelivered, bus, ray, quiet: as the options of ``amago launch --help``; None: its default.
 
     Returns:

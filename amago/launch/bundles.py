@@ -25,7 +25,7 @@ from pathlib import Path
 
 from amago.launch.bus import OUT, Bus, own_directory
 from amago.run.launched.protocol import OUTBOX, SPOOL, STAGING
-from amago.store.files import TEMPORARY, is_stale, sync
+from amago.store.files import TEMPORARY, is_stale, replace_file
 
 log = logging.getLogger(__name__)
 BUNDLE_BYTES, BUNDLE_SECONDS, LOCAL_SECONDS = 8 << 20, 5.0, 0.25
@@ -178,11 +178,9 @@ class Ingest:
                 (refused / f"{writer}-{name}").write_bytes(content)
                 log.warning("%s/%s/%s is no readable bundle (%s); it is kept in %s", OUT, writer, name, err, refused)
         after = self._next | {writer: int(name[:9]) + 1 for writer, name in part}
-        new = self._mark.with_name("arriving.json")
-        new.write_text(json.dumps({"next": after, "batch": self._batch + 1}), encoding="utf-8")
         _sync_all(self.staging)
-        os.replace(new, self._mark)
-        sync(self.staging)
+        noted = json.dumps({"next": after, "batch": self._batch + 1})
+        replace_file(self._mark, lambda new: new.write_text(noted, encoding="utf-8"))
         self._next, self._batch = after, self._batch + 1
         self._settle()
 

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,8 @@ from tqdm import tqdm
 from amago import __version__
 from amago.launch.bundles import Ingest
 from amago.launch.bus import BEATS, ORDERS, POLICY, Bus, own_directory
-from amago.launch.node import BEAT_SECONDS, STOP_SECONDS, TICK_SECONDS, Every, Node, Role, Task, end_all, run, say
+from amago.launch.node import BEAT_SECONDS, Every, Node, Task
+from amago.launch.processes import STOP_SECONDS, TICK_SECONDS, Role, end_all, run, say
 from amago.run.launched.protocol import LAUNCH, NO_SPACE, OLD_POLICY, PAUSED, REPORTS, Assignment
 
 GONE_SECONDS, LEASE_SECONDS = 60.0, 30.0
@@ -83,11 +85,10 @@ class Leader:
                 continue
             name, host = file.removesuffix(".json"), beat["host"]
             count, since, gone = self._seen.get(name, (-1, now, False))
-            if beat["count"] != count:
-                since = now
-                if gone:
-                    say(f"{host} is back")
+            since = since if beat["count"] == count else now
             silent = now - since
+            if gone and not silent:
+                say(f"{host} is back")
             if beat["ended"] or silent > 10 * GONE_SECONDS:
                 self.bus.delete(f"{BEATS}/{file}")
                 if beat["failure"]:
@@ -120,9 +121,10 @@ class Launcher:
         self.leader = None if bus is None else Leader(Bus(bus))
         if self.leader is not None:
             self.leader.check_lease()
-        self.node = Node(task)
-        part = Assignment("learner", 0, task.collectors, str(self.node.control), limits)
-        self.learner = Role(part, self.node.command, learners, hang_timeout=task.hang_timeout)
+        self.control = Path(tempfile.mkdtemp(prefix="amago-launch-"))
+        part = Assignment("learner", 0, task.collectors, str(self.control), limits)
+        self.learner = Role(part, [sys.executable, *task.program], learners, task.hang_timeout)
+        self.node: Node | None = None
         self._ingest: Ingest | None = None
         self._threads: list[Every] = []
         self._version = self._updates = 0
@@ -136,36 +138,35 @@ class Launcher:
         Returns:
             the exit code: the learner's; 128 + the number of the signal that stopped the launch; 1 if a process fails for good.
         """
-        code, learner = run(self.node.control, self.step, self.end), self.learner.code
+        code, learner = run(self.control, self.step, self.end), self.learner.code
         return code or (1 if learner is None else learner if learner >= 0 else 128 - learner)
 
     def step(self) -> bool:
         """Watch all processes once, pass the learner's wishes on, and show progress; False once the learner has ended."""
         learner, ends = self.learner, self.learner.beat.get("state") in ("finished", "stopped")
         if ends:  # it may still evaluate
-            self.node.send(signal.SIGTERM)
             learner.read_beat()
         else:
             self._updates = max(self._updates, int(learner.beat.get("updates", 0)))
         if not (learner.runs if ends else learner.watch(self._updates)):
             return False
         beat = learner.beat
-        if not ends:
-            self.node.watch()
+        if self.node is not None:
+            self.node.send(signal.SIGTERM) if ends else self.node.watch()
         self._version = max(self._version, int(beat.get("version", 0)))  # a learner that was started again gives no sign yet
-        if self._ingest is None and "run_dir" in beat:
-            self._begin(Path(beat["run_dir"]), beat["save_to"], Path(beat["policy"]))
-        nodes = {self.node.name: self.node.report()}
-        if self.leader is not None:
+        if self.node is None and "run_dir" in beat:
+            self.node = self._begin(Path(beat["run_dir"]), beat["save_to"], Path(beat["policy"]))
+        nodes = {}
+        if self.node is not None and self.leader is not None:
             self.leader.pause = bool(beat.get("pause")) and learner.runs
-            nodes = {**self.leader.nodes, **nodes}
+            nodes = {**self.leader.nodes, self.node.name: self.node.report()}
             if not self.shared:
                 self.leader.version = self._version
         self._show(beat, list(nodes.values()))
         return True
 
-    def _begin(self, run_dir: Path, save_to: str, policy: Path) -> None:
-        """Begin to move files from the collectors to the learner's store."""
+    def _begin(self, run_dir: Path, save_to: str, policy: Path) -> Node:
+        """Begin to move files from the collectors to the learner's store; returns the collectors of this machine."""
         home, key = own_directory(run_dir / LAUNCH, mend=True), sha256(str(run_dir).encode()).hexdigest()[:12]
         own = Bus(str(home / "bus"))
         self._ingest = Ingest(own, save_to, home / REPORTS, key)
@@ -176,23 +177,26 @@ class Launcher:
             self._ingest = Ingest(leader.bus, save_to, home / REPORTS, key)
             publish = lambda: leader.publish(policy / "policy.pt", self._version)  # noqa: E731
             self._threads.append(Every(publish, 0.5, f"publishing weights at {url}"))
-        evaluator = self.node.name if self.task.collectors else ""
+        node = Node(self.task, leader.bus, [home], self.control, policy, pace)
+        evaluator = node.name if self.task.collectors else ""
         self._threads += [
             Every(lambda: leader.give_orders(evaluator), min(0.5, pace), f"leading {url}"),
             Every(leader.read_beats, BEAT_SECONDS, f"reading signs of life from {url}"),
             Every(self._ingest.pull, pace, f"taking files from {url}"),
         ]
-        self.node.begin(leader.bus, [home], policy, pace)
+        return node
 
     def end(self, failure: str, signals: Sequence[int]) -> None:
         """Let all processes end, deliver the files that they write meanwhile, and kill the processes that do not end."""
         if signals:
             say("stopping: collectors end, the learner saves")
         first = signal.SIGINT if signals and signals[0] == signal.SIGINT else signal.SIGTERM
-        self.node.send(first)
-        self.learner.send(first)
-        end_all([self.learner, *self.node.collectors], STOP_SECONDS)
-        self.node.end()
+        roles = [self.learner, *(() if self.node is None else self.node.collectors)]
+        for role in roles:
+            role.send(first)
+        end_all(roles, STOP_SECONDS)
+        if self.node is not None:
+            self.node.end()
         for thread in self._threads:
             thread.end()
         if self._ingest is not None and self.leader is not None:
@@ -214,9 +218,7 @@ class Launcher:
             return
         self._line_at = now + (0.5 if self._tty else _LINE_SECONDS)
         mark = now, int(beat.get("updates", 0)), int(beat.get("steps", 0))
-        if (
-            self._marks and min(a - b for a, b in zip(mark, self._marks[-1])) < 0
-        ):  # the learner has gone back to a training state
+        if self._marks and min(a - b for a, b in zip(mark, self._marks[-1])) < 0:  # back at a training state
             self._marks.clear()
         self._marks.append(mark)
         seconds, *grown = (a - b for a, b in zip(mark, self._marks[0]))

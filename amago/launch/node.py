@@ -1,253 +1,36 @@
-"""The processes of one machine: started, watched, started again after growing pauses, and ended; and the transfer of collectors' files to a
-bus, and of weights and orders from it."""
+"""The collectors of one machine; and the transfer of their files to a bus, and of weights and orders from it."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import logging
 import os
-import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
-import time
 import zlib
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from amago import __version__
 from amago.launch.bundles import Spool
 from amago.launch.bus import BEATS, EXPLORATION, ORDERS, POLICY, Bus, own_directory
+from amago.launch.processes import STEP_SECONDS, STOP_SECONDS, Role, end_all, run, say
 from amago.run.launched import protocol
-from amago.run.launched.protocol import LONG, RANKS_FILE, SHORT, STATE_FILE, Assignment, read_small, write_small
+from amago.run.launched.protocol import STATE_FILE, Assignment, read_small, write_small
 from amago.run.locks import HeldError, RunLock
 from amago.store.files import replace_file
 
 log = logging.getLogger(__name__)
-START_SECONDS, STEP_SECONDS, STOP_SECONDS = 600.0, 180.0, 120.0
-"""Longest time to a process's first sign of life, or while it saves; to the next sign while it collects or trains; to its end."""
-TICK_SECONDS, FIRST_PAUSE, LONGEST_PAUSE, FAILURES = 0.1, 1.0, 60.0, 5
-"""Seconds between two looks at processes; before a process is started again, doubled with each failure in a row; and the failures in a row that end a launch."""
 BEAT_SECONDS, LONGEST_SECONDS = 5.0, 10.0
 """Between two signs of life of a machine; two attempts to reach a bus, at most."""
 MOST_WAITING_BYTES = 10e9
-# one thread, and no GPU unless the user sets it: a collector's products are small, and there are many collectors
-_ALONE = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "ACCELERATE_USE_CPU": "true"}
-_ALONE_SECONDS = 10.0  # that other ranks may go on for after one has ended
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-_REAPER = """
-import os, signal, sys, time
-sys.stdin.read()
-ends = time.monotonic() + 2.0
-while time.monotonic() < ends:
-    for pid in filter(str.isdecimal, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as f:
-                if sys.argv[1].encode() in f.read():
-                    os.kill(int(pid), signal.SIGKILL)
-        except OSError:
-            pass
-    time.sleep(0.02)
-"""
-
-
-class LaunchError(RuntimeError):
-    """A process ends or hangs again and again, or may not be started again; the message ends with the end of its log."""
-
-
-def start_reaper(control: Path) -> subprocess.Popen[bytes]:
-    """Start a small process that ends everything with ``control`` in its environment when this process ends, however that ends. Kill it
-    when nothing is left to end."""
-    return subprocess.Popen(
-        [sys.executable, "-ISc", _REAPER, str(control)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )  # fmt: skip
-
-
-def run(control: Path, step: Callable[[], bool], end: Callable[[str, list[int]], None]) -> int:
-    """Call ``step`` each `TICK_SECONDS` until it returns false or raises a `LaunchError`, or a signal arrives; then ``end``, with the
-    error's text, if there is one, and the signals. Nothing with ``control`` in its environment is left, however this process ends.
-    Returns the exit code: 128 + the signal, 1 after a `LaunchError`, otherwise 0."""
-    signals: list[int] = []
-    reaper = start_reaper(control)
-    for number in _SIGNALS:
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it
-            signal.signal(number, lambda number, _: signals.append(number))
-    failure = ""
-    try:
-        while not signals and step():
-            time.sleep(TICK_SECONDS)
-    except LaunchError as err:
-        failure = str(err)
-        say(failure)
-    finally:
-        end(failure, signals)
-        reaper.kill()
-        reaper.communicate()
-        shutil.rmtree(control, ignore_errors=True)
-    return 128 + signals[0] if signals else int(bool(failure))
-
-
-def say(text: str) -> None:
-    """Print a sentence, above a progress line if there is one."""
-    tqdm.write(text, file=sys.stderr)
-
-
-class Role:
-    """A process of a launch, or the ranks of a learner, started again after a death or a hang.
-
-    Each process has a session of its own, so that Ctrl-C reaches the launcher alone. The first rank gives the signs of life.
-
-    Attributes:
-        processes: of the ranks; empty while there is none.
-        beat: the newest sign of life; empty before the first.
-        replaced: how often it was started again.
-    """
-
-    def __init__(self, assignment: Assignment, command: Sequence[str], ranks: int = 1, hang_timeout: float = STEP_SECONDS):
-        self.assignment, self.command, self.ranks, self.hang_timeout = assignment, list(command), ranks, hang_timeout
-        self.name, self.learns = assignment.name, assignment.kind == "learner"
-        self._first_log = None if self.learns else Path(assignment.control) / f"{self.name}.log"  # until its beat names another
-        self.processes: list[subprocess.Popen[bytes]] = []
-        self.beat: dict[str, Any] = {}
-        self.replaced = self._failures = self._reached = self._stamp = 0
-        self._due = self._silent_since = 0.0
-
-    def start(self) -> None:
-        """Start the processes."""
-        self.assignment.beat_file.unlink(missing_ok=True)
-        self._silent_since, self._stamp = time.monotonic(), 0
-        shared = {**({} if self.learns else _ALONE), **os.environ, **self.assignment.variables()}
-        if self.ranks > 1:  # as torchrun would set them; ranks meet through a file, and listen on this machine alone
-            shared |= {
-                "WORLD_SIZE": str(self.ranks), "LOCAL_WORLD_SIZE": str(self.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0",
-                "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-                RANKS_FILE: f"{self.assignment.control}/ranks-{self.replaced}",
-            }  # fmt: skip
-        with contextlib.nullcontext() if self._first_log is None else open(self._first_log, "ab") as out:
-            for i in range(self.ranks):
-                own = {"RANK": str(i), "LOCAL_RANK": str(i)} if self.ranks > 1 else {}
-                self.processes.append(subprocess.Popen(
-                    self.command, env={**shared, **own}, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
-                ))  # fmt: skip
-
-    @property
-    def runs(self) -> bool:
-        """True if any of its processes runs."""
-        return any(process.poll() is None for process in self.processes)
-
-    @property
-    def code(self) -> int | None:
-        """The exit code of the first rank, or of one that failed; None while one runs, or before the start."""
-        codes = [process.poll() for process in self.processes] or [None]
-        return None if None in codes else next((c for c in codes if c), 0)
-
-    def read_beat(self) -> None:
-        """Read the newest sign of life."""
-        with contextlib.suppress(OSError):
-            stamp = self.assignment.beat_file.stat().st_mtime_ns
-            if stamp != self._stamp:
-                self._stamp, self._silent_since = stamp, time.monotonic()
-                self.beat = read_small(self.assignment.beat_file) or self.beat
-
-    def send(self, number: int) -> None:
-        """Send a signal to those that run."""
-        for process in self.processes:
-            process.send_signal(number)
-
-    def kill(self) -> None:
-        """End all processes, and all that they have started, at once."""
-        for process in self.processes:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-    def watch(self, progress: int) -> bool:
-        """Start it if that is due; after a death or a hang, kill its remaining processes and let it start again.
-
-        Args:
-            progress: phases delivered or updates made so far; `LaunchError` if it fails again and again without any.
-
-        Returns:
-            False where a learner has ended by itself.
-        """
-        if not self.processes:
-            if time.monotonic() >= self._due:
-                self.start()
-            return True
-        self.read_beat()
-        codes = [code for process in self.processes if (code := process.poll()) is not None]
-        silent = time.monotonic() - self._silent_since
-        if codes and self.learns and min(codes) >= 0:  # the other ranks are about to end, too
-            end_all([self], _ALONE_SECONDS)
-            return False
-        if codes:
-            self._fail(_describe_exit(min(codes)), progress)
-        elif silent > self._longest_silence() and os.access(self.assignment.control, os.W_OK):  # else it cannot give one
-            state = self.beat.get("state", "starting")
-            self._fail(f"({state}) gave no sign of life for {silent:.0f} seconds and was killed", progress)
-        return True
-
-    def _longest_silence(self) -> float:
-        """Seconds within which the next beat must come; infinity if unknown, such as before a learner's ``learn()``."""
-        long = max(START_SECONDS, self.hang_timeout)
-        if not self.beat:
-            return long if self._failures or not self.learns else float("inf")
-        return {SHORT: self.hang_timeout, LONG: long}.get(str(self.beat.get("silence")), float("inf"))
-
-    def _fail(self, why: str, progress: int) -> None:
-        """Kill it, and let it start again after a pause."""
-        self.kill()
-        self._failures = 1 if progress > self._reached else self._failures + 1
-        self._reached = max(progress, self._reached)
-        self.replaced += 1
-        why = f"{'the learner' if self.learns else self.name} {why}"
-        log, tail = Path(self.beat["log"]) if "log" in self.beat else self._first_log, ""  # None: the terminal has it
-        if log is not None and log.is_file():
-            with open(log, encoding="utf-8", errors="replace") as lines:
-                tail = "".join(deque(lines, 15)).rstrip()
-        if self.learns and not self.beat.get("resumes", self._failures > 1):
-            raise LaunchError(
-                f"{why}. It is not started again, because the program would not go on from its last training state: give the "
-                "experiment resume='auto' (--resume auto). If it was only slow, give a longer --hang-timeout"
-            )
-        if self._failures >= FAILURES:
-            what, end = "an update" if self.learns else "a delivered phase", f"; the end of {log}:\n{tail}" if tail else ""
-            raise LaunchError(f"{why}, {self._failures} times in a row without {what}{end}")
-        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (self._failures - 1))
-        then = "starts again from its last training state" if self.learns else "is replaced"
-        last = f": {tail.splitlines()[-1].strip()}" if tail else ""
-        say(f"{why}{last}; it {then} in {pause:.0f} s" + (f" (log: {log})" if log else ""))
-        self._due = time.monotonic() + pause
-        self.processes, self.beat = [], {}
-
-
-def end_all(roles: Sequence[Role], seconds: float) -> None:
-    """Wait so long for processes to end, and kill those that have not."""
-    until = time.monotonic() + seconds
-    while any(role.runs for role in roles) and time.monotonic() < until:
-        time.sleep(0.1)
-    for role in roles:
-        role.kill()
-
-
-def _describe_exit(code: int) -> str:
-    """An exit code in words; a signal by its name."""
-    if code >= 0:
-        return f"has ended with exit code {code}"
-    name = signal.Signals(-code).name if -code in list(signal.Signals) else f"signal {-code}"
-    return f"was ended by {name}" + (", perhaps because memory ran out" if code == -signal.SIGKILL else "")
 
 
 @dataclass(frozen=True)
@@ -301,37 +84,36 @@ class Every:
 
 
 class Node:
-    """Runs the collectors of a machine, led by the orders on a bus.
+    """Runs the collectors of a machine, led by the orders on a bus, to which it delivers what they collect.
+
+    Args:
+        homes: directories of collectors. This start's are in the first; others were left by earlier starts.
+        control: directory of the small files through which processes are led.
+        policy: directory with the newest ``policy.pt``; None: it is fetched from the bus.
+        seconds: between two looks at the orders.
 
     Attributes:
         name: unique to this start.
-        control: directory of the small files through which processes are led.
         orders: the newest ones; empty before there is a policy to act with.
         waiting: bytes that are not on the bus.
     """
 
-    def __init__(self, task: Task):
-        self.task, self.waiting = task, 0
+    def __init__(
+        self, task: Task, bus: Bus, homes: Sequence[Path], control: Path, policy: Path | None = None, seconds: float = 1.0
+    ):  # fmt: skip
+        self.task, self.bus, self.home, self.control, self.waiting = task, bus, homes[0], control, 0
         self.name = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
-        self.control = Path(tempfile.mkdtemp(prefix="amago-launch-"))
-        self.command = [sys.executable, *task.program]
         self.orders: dict[str, Any] = {}
-        self._threads: list[Every] = []
-        self._version = self._count = 0  # of the policy on this machine's disk; of beats
+        self._fetches, self._policy = policy is None, policy or own_directory(self.home / "policy")
+        self._version = self._count = 0  # of the policy that was fetched; of beats
         self._full, self._failure = False, ""
-        key, count = zlib.crc32(self.name.encode()), task.collectors
-        parts = (Assignment("collector", i, count, str(self.control), None, task.max_policy_lag, key) for i in range(count))
-        self.collectors = [Role(part, self.command, hang_timeout=task.hang_timeout) for part in parts]
-
-    def begin(self, bus: Bus, homes: Sequence[Path], policy: Path | None = None, seconds: float = 1.0) -> None:
-        """Deliver to a bus, and follow its orders.
-
-        Args:
-            homes: directories of collectors. This start's are in the first; others were left by earlier starts.
-            policy: directory with the newest ``policy.pt``; None: it is fetched from the bus.
-            seconds: between two looks at the orders.
-        """
-        self.bus, self.home, self._source = bus, homes[0], policy
+        places = zlib.crc32(self.name.encode()), str(self.home), str(self._policy)
+        self.collectors = [
+            Role(
+                Assignment("collector", i, task.collectors, str(control), None, task.max_policy_lag, *places),
+                [sys.executable, *task.program], hang_timeout=task.hang_timeout,
+            ) for i in range(task.collectors)
+        ]  # fmt: skip
         self.spool = Spool(bus, homes, self.name)
         self._threads = [
             Every(self.spool.pump, 0.25, f"delivery to {bus.url}"),
@@ -341,11 +123,11 @@ class Node:
         ]
 
     def watch(self) -> None:
-        """Pass orders on; start collectors that are due, and replace those that have died or hang."""
+        """Once there are orders, pass them on, start collectors that are due, and replace those that have died or hang."""
         if self.orders:
             self._pass_on()
-        for role in self.collectors:
-            role.watch(self.spool.delivered[role.name] if self.orders else 0)
+            for role in self.collectors:
+                role.watch(self.spool.delivered[role.name])
 
     def send(self, number: int) -> None:
         """Send all collectors a signal."""
@@ -364,12 +146,11 @@ class Node:
         end_all(self.collectors, STOP_SECONDS)
         for thread in self._threads:
             thread.end()
-        if self._threads:
-            try:
-                self.spool.pump(flush=True, seconds=60.0)
-                self._put_beat(ended=True)
-            except Exception as err:
-                log.warning("the last files are not delivered, and wait in %s: %s", self.home, err)
+        try:
+            self.spool.pump(flush=True, seconds=60.0)
+            self._put_beat(ended=True)
+        except Exception as err:
+            log.warning("the last files are not delivered, and wait in %s: %s", self.home, err)
 
     def _count_waiting(self) -> None:
         self.waiting, most = self.spool.waiting, self.task.max_undelivered
@@ -381,8 +162,8 @@ class Node:
     def _pass_on(self) -> None:
         """Write the orders for the collectors of this machine, where they have changed, or were tidied away with temporary files."""
         given = {
-            "policy": str(self._source or self.home / "policy"), "collectors": str(self.home), "version": self.orders["version"],
-            "pause": self.orders["pause"] or self._full, "evaluates": self.orders["evaluator"] == self.name,
+            "version": self.orders["version"], "pause": self.orders["pause"] or self._full,
+            "evaluates": self.orders["evaluator"] == self.name,
         }  # fmt: skip
         if given != read_small(path := self.control / protocol.ORDERS):
             with contextlib.suppress(OSError):  # the disk is full: the next time
@@ -393,21 +174,18 @@ class Node:
         orders = self.bus.get_json(ORDERS)
         if orders is None or (orders["stop"] and not self.orders):  # of a launch that is over
             return
-        if self._source is None and orders["version"] > self._version:
+        if self._fetches and orders["version"] > self._version:
             with contextlib.suppress(FileNotFoundError):
-                content, policy = self.bus.get(POLICY), own_directory(self.home / "policy") / "policy.pt"
-                replace_file(policy, lambda tmp: tmp.write_bytes(content))
+                content = self.bus.get(POLICY)
+                replace_file(self._policy / "policy.pt", lambda tmp: tmp.write_bytes(content))
                 self._version = orders["version"]
         if not self.orders:
-            if not (self._source or self._version):
+            if self._fetches and not self._version:
                 return
             if (theirs := orders["amago"]) != __version__:
                 say(f"this is amago {__version__}, and the learner's is {theirs}: install the same version if it fails")
-            state = self.bus.get_json(EXPLORATION)  # of another collector, with which those that have none begin
-            for role in self.collectors if state else ():
-                path = own_directory(self.home / role.name) / STATE_FILE
-                if not path.exists():
-                    path.write_text(json.dumps(state), encoding="utf-8")
+            if state := self.bus.get_json(EXPLORATION):  # of another collector, with which those that have none begin
+                write_small(self.home / STATE_FILE, state)
         self.orders = orders
 
     def _put_beat(self, ended: bool = False) -> None:
@@ -426,21 +204,15 @@ def collect(task: Task, url: str, home: Path) -> int:
     delivered yet are in ``home``, of which each process takes a part."""
     bus = Bus(url)
     claimed = _claim(own_directory(own_directory(home) / sha256(url.encode()).hexdigest()[:16]))
-    node = Node(task)
     say(f"{task.collectors} collectors wait for the launch at {url}")
-    node.begin(bus, [path for path, _ in claimed])
+    control = Path(tempfile.mkdtemp(prefix="amago-launch-"))
+    node = Node(task, bus, [path for path, _ in claimed], control)
 
     def step() -> bool:
-        if node.orders:
-            node.watch()
+        node.watch()
         return not node.orders.get("stop")
 
-    def end(failure: str, signals: list[int]) -> None:
-        node.end(failure)
-        for _, lock in claimed:
-            lock.release()
-
-    return run(node.control, step, end)
+    return run(control, step, lambda failure, _: node.end(failure))
 
 
 def _claim(parent: Path) -> list[tuple[Path, RunLock]]:

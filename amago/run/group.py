@@ -50,6 +50,17 @@ def ranks_on_cpus() -> bool:
     return int(os.environ.get("WORLD_SIZE") or 1) > 1 and not (torch.cuda.is_available() or torch.xpu.is_available())
 
 
+def meet_through(path: str) -> None:
+    """Let this process, whose variables are as torchrun sets them, meet the others of its group through a file, so that nothing listens on a
+    port. Accelerate takes the group that it finds."""
+    on_cpus = ranks_on_cpus() or os.environ.get("ACCELERATE_USE_CPU") == "true"
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if not on_cpus:
+        torch.cuda.set_device(rank)
+    backend = "gloo" if on_cpus else "nccl"
+    dist.init_process_group(backend, init_method=f"file://{path}", rank=rank, world_size=ranks, timeout=TIMEOUT)
+
+
 def leave_at_exit() -> None:
     """Let this process leave the group of ranks before the interpreter ends, if the group communicates by gloo.
 

@@ -464,3 +464,20 @@ def warn_if_nothing_to_do(s: ExperimentSettings) -> None:
             "nothing to do: learn() neither collects, nor learns, nor evaluates",
             stacklevel=3,
         )
+
+
+def collect_only(settings: ExperimentSettings) -> None:
+    """Let a process act and evaluate with the newest published weights; never train, and delete nothing."""
+    settings.start_learning_at_epoch = float("inf")
+    settings.ckpt_interval = None
+    settings.always_save_latest, settings.always_load_latest = False, True
+    settings.has_dset_edit_rights = settings.builds_optimizer = False
+
+
+def learn_only(settings: ExperimentSettings) -> None:
+    """Let a process train and publish weights; never act."""
+    settings.start_collecting_at_epoch = float("inf")
+    settings.train_timesteps_per_epoch = 0
+    settings.val_interval = None
+    settings.always_save_latest, settings.always_load_latest = True, False
+    settings.has_dset_edit_rights = True

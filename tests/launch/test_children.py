@@ -10,11 +10,11 @@ from launching import assert_gone, family
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from amago.launch.node import Role, start_reaper
+from amago.launch.processes import Role, start_reaper
 from amago.run.launched.protocol import Assignment
 
 start_reaper(Path(sys.argv[1]))
-parts = [Assignment("collector", i, 2, sys.argv[1]) for i in (0, 1)]
+parts = [Assignment("collector", i, 2, sys.argv[1], home=sys.argv[1]) for i in (0, 1)]
 roles = [Role(part, ["sh", "-c", "setsid sleep 1000 & wait"]) for part in parts]
 for role in roles:
     role.start()

@@ -7,8 +7,8 @@ import time
 import pytest
 from launching import assert_gone, stop, updates
 
-from amago.launch import node
-from amago.launch.node import LaunchError, Role
+from amago.launch import processes
+from amago.launch.processes import LaunchError, Role
 from amago.run.launched.protocol import Assignment
 
 FOREVER = 100_000
@@ -84,7 +84,7 @@ class Learner(Role):
 @pytest.fixture
 def learner(tmp_path, monkeypatch):
     for name, value in {"START_SECONDS": 100.0, "FAILURES": 3, "FIRST_PAUSE": 0.0}.items():
-        monkeypatch.setattr(node, name, value)
+        monkeypatch.setattr(processes, name, value)
     role = Learner(str(tmp_path))
     assert role.watch(0)
     return role

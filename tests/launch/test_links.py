@@ -51,12 +51,22 @@ def hosts():
                 command(f"ip netns delete {name}")
 
 
+def replace_link(hosts, delay, loss):
+    """Put a slow and lossy link (`slow_link`) in place of that to the first node; returns its process."""
+    command(f"ip -n {hosts[0]} link delete to1")
+    ends = hosts[0], "to1", "10.77.1.1/24", hosts[1], "uplink", "10.77.1.2/24"
+    program = [sys.executable, Path(__file__).with_name("slow_link.py"), *ends, delay, loss]
+    link = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
+    assert link.stdout.readline() == "up\n"
+    return link
+
+
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize(
     "fault",
     [
         "cut 12",
-        "netem delay 100ms loss 5%",
+        "delay .1 loss .05",
         "tbf rate 2mbit burst 32kbit latency 400ms",
         "kill",
         "gone",
@@ -96,12 +106,14 @@ def test_every_file_that_a_node_has_made_arrives_once(hosts, tmp_path, fault, ca
     def of(i):
         return sum(name.startswith(f"node{i}-") for name in seen)
 
-    nodes, healed = {}, 0.0
+    nodes, healed, link = {}, 0.0, None
     try:
-        if fault.startswith(("netem", "tbf")):
+        if fault.startswith("delay"):
+            link = replace_link(hosts, *fault.split()[1::2])
+        elif fault.startswith("tbf"):
             try:
-                for host, link in ((hosts[0], "to1"), (hosts[1], "uplink")):
-                    command(f"tc -n {host} qdisc add dev {link} root {fault}")
+                for host, device in ((hosts[0], "to1"), (hosts[1], "uplink")):
+                    command(f"tc -n {host} qdisc add dev {device} root {fault}")
             except subprocess.CalledProcessError as err:
                 pytest.skip(f"this kernel has no such link: {err.stderr.strip()}")
         nodes = {i: start(i) for i in range(1, NODES + 1) if (fault, i) != ("late", 1)}
@@ -134,9 +146,9 @@ def test_every_file_that_a_node_has_made_arrives_once(hosts, tmp_path, fault, ca
                 f"there {time.monotonic() - healed:.0f} s after the fault"
             )
     finally:
-        for process in nodes.values():
+        for process in (*nodes.values(), *([link] if link else [])):
             process.kill()
-            process.wait()
+            process.communicate()
         server.end()
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amago.run.launched.limits import UpdateLimits
+from amago.run.launched.protocol import UpdateLimits
 
 RATES = st.floats(0, 100, allow_nan=False)
 COUNTS = st.integers(0, 10**12)

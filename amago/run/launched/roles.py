@@ -12,22 +12,17 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
-
-import torch
-import torch.distributed as dist
+from typing import Any
 
 from amago.envs.pool.subprocess import usable_cores
-from amago.envs.statistics import PhaseStatistics
-from amago.loading import DiskTrajDataset, RLDataset
+from amago.loading import DiskTrajDataset
 from amago.loading.dataset import collection_ended
 from amago.run.callbacks import Callback, Run
 from amago.run.evaluate import mean_length, merge_values, outcomes, summarise
-from amago.run.group import TIMEOUT, Signals, Stopped, ranks_on_cpus
+from amago.run.group import Stopped, meet_through
 from amago.run.launched import protocol
-from amago.run.launched.limits import UpdateLimits
-from amago.run.launched.protocol import LAUNCH, LONG, OUTBOX, REPORTS, SHORT, STATE_FILE, Assignment, read_small
-from amago.run.settings import ExperimentSettings, SettingsError
+from amago.run.launched.protocol import LAUNCH, LONG, OUTBOX, REPORTS, SHORT, STATE_FILE, Assignment, UpdateLimits, read_small
+from amago.run.settings import ExperimentSettings, SettingsError, collect_only, learn_only
 from amago.run.state import load_pool_state
 from amago.store.files import is_full
 
@@ -37,26 +32,6 @@ LOOK_SECONDS, LOOKS_SHARE, ROW_SECONDS = 0.25, 20, 20.0
 log, of which there is also one at the end of each epoch."""
 _FOR_EVER = sys.maxsize // 2**16  # epochs: the launcher ends a collector
 _joined: list[str] = []
-
-
-class LaunchedRun(Run, Protocol):
-    """The further fields of `amago.Experiment` that the roles use."""
-
-    frames_by_env: dict[str, int]
-    grad_update_counter: int
-    signals: Signals
-    resume: str
-    exploration_wrapper_type: object
-    phase_statistics: PhaseStatistics | None
-    data: RLDataset
-    run_dir: Path
-    train_envs: Any
-
-    def read_latest_policy(self) -> None: ...
-    def write_latest_policy(self) -> None: ...
-    def axes(self) -> dict[str, int]: ...
-    def log(self, metrics_dict: Mapping[str, Any], key: str) -> None: ...
-    def log_at(self, metrics_dict: Mapping[str, Any], key: str, axes: Mapping[str, int]) -> None: ...
 
 
 class Launched(Callback):
@@ -69,10 +44,10 @@ class Launched(Callback):
         self.assignment = assignment
         self.begun = False
 
-    def begin(self, experiment: LaunchedRun) -> None:
+    def begin(self, experiment: Run) -> None:
         """Begin, with the first epoch: everything is built then."""
 
-    def before_epoch(self, experiment: LaunchedRun) -> None:
+    def before_epoch(self, experiment: Run) -> None:
         if not self.begun:
             self.begin(experiment)
         self.begun = True
@@ -114,7 +89,7 @@ class Learner(Launched):
         if settings.progress == "rich":
             settings.progress = "plain"  # the launcher has the last line of the terminal
 
-    def begin(self, experiment: LaunchedRun) -> None:
+    def begin(self, experiment: Run) -> None:
         self._first_update = experiment.grad_update_counter
         target = experiment.data.save_new_trajs_to
         if target is None:
@@ -127,7 +102,7 @@ class Learner(Launched):
         places = {"run_dir": experiment.run_dir, "save_to": target, "policy": experiment.checkpoints.latest.parent}
         self._places = {name: os.path.abspath(p) for name, p in places.items()}  # with them, collectors may begin
 
-    def before_epoch(self, experiment: LaunchedRun) -> None:
+    def before_epoch(self, experiment: Run) -> None:
         super().before_epoch(experiment)
         version = experiment.checkpoints.version  # published at the end of the epoch before
         if version not in self._axes:
@@ -142,7 +117,7 @@ class Learner(Launched):
             }  # fmt: skip
             experiment.log(metrics, "dataset")
 
-    def before_update(self, experiment: LaunchedRun) -> None:
+    def before_update(self, experiment: Run) -> None:
         signals = experiment.signals
         self._look(experiment, "training")
         if self.limits.most == math.inf and not self.limits.warmup:
@@ -161,22 +136,22 @@ class Learner(Launched):
             self._look(experiment, "waiting")
             self._waited += time.monotonic() - began
 
-    def on_step(self, experiment: LaunchedRun, steps: int, phase: str) -> None:
+    def on_step(self, experiment: Run, steps: int, phase: str) -> None:
         if phase == "wait":
             self._look(experiment, "waiting")
         elif time.monotonic() >= self._next_look:  # a callback evaluates
             self._next_look = time.monotonic() + LOOK_SECONDS
             self._write_beat(experiment, "evaluating", LONG)
 
-    def on_train_epoch_end(self, experiment: LaunchedRun, metrics: Mapping[str, float]) -> None:
+    def on_train_epoch_end(self, experiment: Run, metrics: Mapping[str, float]) -> None:
         self._announce_pause(experiment)
 
-    def _announce_pause(self, experiment: LaunchedRun) -> None:
+    def _announce_pause(self, experiment: Run) -> None:
         """Announce a long time without a beat: preparing, saving, callbacks."""
         self._write_beat(experiment, "preparing" if experiment.grad_update_counter == self._first_update else "saving", LONG)
         self._next_look = 0.0  # its end is reported at once
 
-    def _look(self, experiment: LaunchedRun, state: str) -> None:
+    def _look(self, experiment: Run, state: str) -> None:
         """Find new files, write the run's progress, and log the collectors' reports."""
         now = time.monotonic()
         if now < self._next_look:
@@ -188,7 +163,7 @@ class Learner(Launched):
         if now >= self._next_row:
             self._log_reports(experiment)
 
-    def _write_beat(self, experiment: LaunchedRun, state: str, silence: str | None = None) -> None:
+    def _write_beat(self, experiment: Run, state: str, silence: str | None = None) -> None:
         """Write a beat. Until the next it may be `SHORT`, `LONG`, or, after the end, nobody knows how long (None)."""
         if not self._main:
             return
@@ -203,7 +178,7 @@ class Learner(Launched):
         }  # fmt: skip
         protocol.write_beat(self.assignment.beat_file, beat)
 
-    def _log_reports(self, experiment: LaunchedRun) -> None:
+    def _log_reports(self, experiment: Run) -> None:
         """Log the reports that have arrived: rollouts of all collectors in one row, each evaluation in a separate row."""
         if not self._main:
             return
@@ -230,11 +205,11 @@ class Learner(Launched):
                 for callback in self._callbacks:
                     callback.on_validation_end(experiment, metrics)
 
-    def on_end(self, experiment: LaunchedRun) -> None:
+    def on_end(self, experiment: Run) -> None:
         self._log_reports(experiment)
         self._write_beat(experiment, "finished")
 
-    def on_exception(self, experiment: LaunchedRun, exception: BaseException) -> None:
+    def on_exception(self, experiment: Run, exception: BaseException) -> None:
         if isinstance(exception, Stopped):
             self._log_reports(experiment)
             self._write_beat(experiment, "stopped")
@@ -275,28 +250,18 @@ class Collector(Launched):
         self._start, self._reports = time.time_ns(), 0
         self._interval: int | None = None
         self._evaluated = -1  # the learner's epoch at the last evaluation, in intervals
-        self._too_old = False  # the policy, for the phase to go on
         self._waited = 0.0  # seconds for a newer policy, since the last report
         self._reported: object = None
-        self._directory: Path
+        self._directory = assignment.directory
 
     def apply(self, settings: ExperimentSettings) -> None:
         part = self.assignment
-        while "policy" not in (orders := self._orders()):  # until the learner has claimed the run
-            self._write_beat()
-            time.sleep(0.1)
-        self._directory = Path(orders["collectors"]) / part.name
         (self._directory / OUTBOX).mkdir(parents=True, exist_ok=True)
         self.process_key = 1 + part.index, self._start, part.node  # one that replaces another draws other random numbers
-        with open(self._directory / "log.txt", "ab") as out:
-            for number, stream in ((1, sys.stdout), (2, sys.stderr)):
-                stream.flush()
-                os.dup2(out.fileno(), number)
-        self._write_beat(log=out.name)
         latest = self._directory / "ckpts" / "latest"
         latest.parent.mkdir(exist_ok=True)
         latest.unlink(missing_ok=True)
-        latest.symlink_to(orders["policy"])
+        latest.symlink_to(part.policy)
         settings.ckpt_base_dir, settings.run_name = os.path.split(self._directory)
         collect_only(settings)
         settings.dataset = DiskTrajDataset(self._directory, "spool")
@@ -312,14 +277,15 @@ class Collector(Launched):
         if settings.env_workers is None:
             settings.env_workers = max(1, usable_cores() // part.collectors)
 
-    def begin(self, experiment: LaunchedRun) -> None:
-        saved = read_small(self._directory / STATE_FILE)  # an earlier collector of this number has left off with it
+    def begin(self, experiment: Run) -> None:
+        # an earlier collector of this number has left off with it; or else one of another machine
+        saved = read_small(self._directory / STATE_FILE) or read_small(self._directory.parent / STATE_FILE)
         if saved is not None and saved.keys() == {"pool", "exploration"}:
             same_wrapper = saved["exploration"] == str(experiment.exploration_wrapper_type)
             load_pool_state(experiment.train_envs.pool, saved["pool"], not same_wrapper)
         self._write_beat(state="collecting", silence=SHORT)
 
-    def before_epoch(self, experiment: LaunchedRun) -> None:
+    def before_epoch(self, experiment: Run) -> None:
         super().before_epoch(experiment)
         self._wait_for_policy(experiment)
         if self._interval:
@@ -328,42 +294,41 @@ class Collector(Launched):
             experiment.val_interval = 1 if due else None
             self._evaluated = since if due else self._evaluated
 
-    def _wait_for_policy(self, experiment: LaunchedRun) -> None:
-        def read() -> bool:
-            if self._is_old():
-                experiment.read_latest_policy()
-                self._beat["version"] = experiment.checkpoints.version
+    def _wait_for_policy(self, experiment: Run) -> None:
+        def is_still_old() -> bool:
+            experiment.read_latest_policy()
+            self._beat["version"] = experiment.checkpoints.version
             return self._is_old()
 
         self._beat["version"], began = experiment.checkpoints.version, time.monotonic()
         if self._is_old():
-            self._wait(experiment, protocol.OLD_POLICY, 0.5, read)
+            self._wait(experiment, protocol.OLD_POLICY, 0.5, is_still_old)
             self._waited += time.monotonic() - began
 
     def _is_old(self) -> bool:
         """True if the policy is older than the launch allows."""
         most = self.assignment.max_policy_lag
-        self._too_old = most is not None and int(self._orders().get("version", 0)) - self._beat["version"] > most
-        return self._too_old
+        return most is not None and int(self._orders().get("version", 0)) - self._beat["version"] > most
 
-    def on_step(self, experiment: LaunchedRun, steps: int, phase: str) -> bool:
-        collecting = phase == "collect"
-        self._beat["steps"] += steps if collecting else 0
-        if time.monotonic() >= self._next_beat:
-            # not put off by the beat of a report, or it would never come in short phases
-            self._next_beat = time.monotonic() + LOOK_SECONDS
-            self._write_beat()
-            if collecting:
-                if (pool := experiment.train_envs.pool).disk_is_full:  # finished trajectories are in memory
-                    self._write(experiment, "a trajectory", lambda: pool.flush() or pool.disk_is_full)
-                self._wait(experiment, protocol.PAUSED, 0.2, lambda: bool(self._orders().get("pause")))
-                self._is_old()
-        return collecting and self._too_old
+    def on_step(self, experiment: Run, steps: int, phase: str) -> bool:
+        self._beat["steps"] += steps if phase == "collect" else 0
+        if time.monotonic() < self._next_beat:
+            return False
+        self._next_beat = (
+            time.monotonic() + LOOK_SECONDS
+        )  # not put off by the beat of a report, or it would never come in short phases
+        self._write_beat()
+        if phase != "collect":
+            return False
+        if (pool := experiment.train_envs.pool).disk_is_full:  # finished trajectories are in memory
+            self._write(experiment, "a trajectory", lambda: pool.flush() or pool.disk_is_full)
+        self._wait(experiment, protocol.PAUSED, 0.2, lambda: bool(self._orders().get("pause")))
+        return self._is_old()
 
     def _orders(self) -> dict[str, Any]:
         return read_small(Path(self.assignment.control) / protocol.ORDERS) or {}
 
-    def _wait(self, experiment: LaunchedRun, reason: str, seconds: float, needed: Callable[[], bool]) -> None:
+    def _wait(self, experiment: Run, reason: str, seconds: float, needed: Callable[[], bool]) -> None:
         """Wait, with beats, while this is needed, as is asked each so many seconds, and no signal has arrived."""
         while needed() and experiment.signals.requested is None:
             self._write_beat(paused=reason)
@@ -371,7 +336,7 @@ class Collector(Launched):
         if self._beat["paused"]:
             self._write_beat(paused="")
 
-    def _write(self, experiment: LaunchedRun, what: object, write: Callable[[], object]) -> None:
+    def _write(self, experiment: Run, what: object, write: Callable[[], object]) -> None:
         """Try to write, by a function that returns true or raises where the disk is full, until there is space, or a signal arrives."""
 
         def fails() -> bool:
@@ -392,13 +357,13 @@ class Collector(Launched):
 
     # ---- between phases --------------------------------------------------------------------------------------------------
 
-    def on_collect_epoch_end(self, experiment: LaunchedRun, metrics: Mapping[str, float]) -> None:
+    def on_collect_epoch_end(self, experiment: Run, metrics: Mapping[str, float]) -> None:
         self._report(experiment, "rollout")
 
-    def on_validation_end(self, experiment: LaunchedRun, metrics: Mapping[str, float]) -> None:
+    def on_validation_end(self, experiment: Run, metrics: Mapping[str, float]) -> None:
         self._report(experiment, "val")
 
-    def _report(self, experiment: LaunchedRun, section: str) -> None:
+    def _report(self, experiment: Run, section: str) -> None:
         stats = self._reported = experiment.phase_statistics
         assert stats is not None
         part, (returns, specials) = self.assignment, outcomes(stats)
@@ -419,7 +384,7 @@ class Collector(Launched):
             self._write(experiment, path, lambda: protocol.write_small(path, value))  # noqa: B023
         self._write_beat()
 
-    def on_exception(self, experiment: LaunchedRun, exception: BaseException) -> None:
+    def on_exception(self, experiment: Run, exception: BaseException) -> None:
         if isinstance(exception, Stopped):
             if experiment.phase_statistics is not None and experiment.phase_statistics is not self._reported:
                 self._report(experiment, "rollout")  # of the phase that the signal has ended
@@ -440,13 +405,8 @@ def join(settings: ExperimentSettings) -> Learner | Collector | None:
             "(with --collectors, --trials must be 1)"
         )
     sys.excepthook = _without_traceback
-    if meeting := os.environ.get(protocol.RANKS_FILE):  # nothing listens for them; Accelerate takes the group that it finds
-        cpus = ranks_on_cpus() or os.environ.get("ACCELERATE_USE_CPU") == "true"
-        rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        if not cpus:
-            torch.cuda.set_device(rank)
-        where = "gloo" if cpus else "nccl"
-        dist.init_process_group(where, init_method=f"file://{meeting}", rank=rank, world_size=ranks, timeout=TIMEOUT)
+    if meeting := os.environ.get(protocol.RANKS_FILE):
+        meet_through(meeting)
     settings.plan_epochs(1)  # before the fields that it takes change
     callback = Learner(assignment) if assignment.kind == "learner" else Collector(assignment)
     callback.apply(settings)
@@ -460,20 +420,3 @@ def _without_traceback(kind: type[BaseException], value: BaseException, trace: T
         print(f"{kind.__name__}: {value}", file=sys.stderr)
     else:
         sys.__excepthook__(kind, value, trace)
-
-
-def collect_only(settings: ExperimentSettings) -> None:
-    """Let a process act and evaluate with the newest published weights; never train, and delete nothing."""
-    settings.start_learning_at_epoch = float("inf")
-    settings.ckpt_interval = None
-    settings.always_save_latest, settings.always_load_latest = False, True
-    settings.has_dset_edit_rights = settings.builds_optimizer = False
-
-
-def learn_only(settings: ExperimentSettings) -> None:
-    """Let a process train and publish weights; never act."""
-    settings.start_collecting_at_epoch = float("inf")
-    settings.train_timesteps_per_epoch = 0
-    settings.val_interval = None
-    settings.always_save_latest, settings.always_load_latest = True, False
-    settings.has_dset_edit_rights = True
