@@ -1,3 +1,5 @@
+"""Agents as modules: losses, options and their refusals, actions, probabilities, updates that are skipped."""
+
 import dataclasses
 import inspect
 import itertools

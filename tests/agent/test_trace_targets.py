@@ -1,4 +1,4 @@
-"""Targets over whole sequences, and burn-in, as a user of the agents meets them; `test_oracles` has their numbers."""
+"""Losses over sequences, as a user meets them: targets, burn-in, the last state, padding; `test_oracles` has their numbers."""
 
 from dataclasses import replace
 

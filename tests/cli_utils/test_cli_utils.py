@@ -1,4 +1,4 @@
-"""Helpers of scripts: arguments, parts by name, settings, trials, tables."""
+"""Helpers of scripts: arguments, parts by name, settings, trials, tables, a script as learner and collectors."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What code for the original system relies on in its agents, as such code uses it."""
+"""What code for the original system relies on in its agents, actors, critics and distributions, as such code uses it."""
 
 import copy
 import itertools

@@ -1,4 +1,4 @@
-"""Relabelled rollouts are what the environment would have given for the same steps, had it asked for the new goals."""
+"""Relabelled rollouts are what the environment would have given; shaping and novelty against sums and counts one by one."""
 
 from collections import Counter
 

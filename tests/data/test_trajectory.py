@@ -1,3 +1,5 @@
+"""Trajectories, and the batches that they become."""
+
 import gymnasium as gym
 import numpy as np
 import pytest

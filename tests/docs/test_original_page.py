@@ -1,4 +1,4 @@
-"""docs/original.md, ``zoo/original`` and the golden vectors tell one story: the behaviour of the original system."""
+"""docs/original.md, its facts, ``zoo/original`` and the golden vectors tell one story: the behaviour of the original system."""
 
 import inspect
 import re

@@ -1,3 +1,5 @@
+"""The replay buffer as a dataset: batches, relabelling, loaders, deletion."""
+
 import gymnasium as gym
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Which trajectories of the buffer are drawn: frequencies, resumed runs, readers ahead, files that come and go."""
+"""Which sequences of the buffer are drawn: frequencies, priorities, resumed runs, readers ahead, files that come and go."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""Timestep encoders, image networks, sequence models as modules: options, masks, refusals, and weights computed once."""
+"""Timestep encoders of vectors, images and goals, and sequence models as modules: options, masks, refusals."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Observations of any size: pictures that are not colours from 0 to 255, and vectors of tiny and huge numbers."""
+"""Observations of any size: pictures that are not colours from 0 to 255, vectors of tiny and huge numbers, and their running statistics."""
 
 import gymnasium as gym
 import numpy as np

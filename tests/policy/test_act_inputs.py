@@ -1,4 +1,4 @@
-"""What `Policy.act` takes: observations as environments return them, single and in batches; and rewards, which it does not forget."""
+"""What `Policy.act` takes: observations as environments return them, rewards, which it does not forget, and the memory of a row."""
 
 import copy
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""A policy is one file: copied anywhere, it loads and acts as before; older readers read it as before."""
+"""A policy is one file: copied anywhere, it loads and acts as before, as do descriptions that earlier versions have written."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Training states: exact, complete or absent, and never unpickled. Weights published for other processes."""
+"""Training states: exact, complete or absent, and never unpickled. Weights published for other processes, and runs that begin with them."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""start() refuses wrong settings, all at once, before it creates anything."""
+"""start() refuses wrong settings, all at once, before it creates anything, and warns of faulty parts; what it takes can be loaded again."""
 
 import dataclasses
 import decimal

@@ -1,4 +1,4 @@
-"""Metrics of finished rollouts."""
+"""Evaluations: the rollouts that count, their metrics and intervals, and how a run, a command and a card show them."""
 
 import copy
 import json

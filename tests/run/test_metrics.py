@@ -1,4 +1,4 @@
-"""Metrics in metrics.jsonl and other loggers."""
+"""Metrics in metrics.jsonl and other loggers, read again and plotted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Environments that change the process which they share with the run."""
+"""The process of a run: environments that change it, and memory that is used again."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A budget of environment steps in place of epochs."""
+"""Environment steps: a budget of them, those that other processes deliver, and epsilon, which falls with them."""
 
 import numpy as np
 import pytest
@@ -184,10 +184,3 @@ def test_a_run_that_begins_with_trained_weights_does_not_begin_at_random(tmp_pat
     assert epsilons(tmp_path, init_from=tmp_path / "before") == pytest.approx([0.05] * EPOCHS)
     config.bind({"EpsilonGreedy.steps_anneal": EPOCHS * STEPS})
     assert epsilons(tmp_path, "again", init_from=tmp_path / "before")[0] == pytest.approx(1 - 0.95 / EPOCHS)
-
-
-def test_a_resumed_run_goes_on_where_it_was(tmp_path):
-    whole = epsilons(tmp_path, "whole")
-    fields = {"ckpt_interval": 1, "resume": "auto"}
-    assert epsilons(tmp_path, "halves", **fields, callbacks=[tiny.StopAfter(3)]) == whole[:3]
-    assert epsilons(tmp_path, "halves", **fields) == whole

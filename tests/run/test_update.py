@@ -1,4 +1,4 @@
-"""Updates: warm-up, clipping, skipping of non-finite losses and gradients, accumulation."""
+"""Updates: warm-up, rates of parts, clipping, skipping of non-finite losses and gradients, accumulation."""
 
 from types import SimpleNamespace
 

@@ -1,3 +1,5 @@
+"""Observation spaces: conversion, keys of nested ones, differences between two."""
+
 import json
 
 import gymnasium as gym

@@ -1,4 +1,4 @@
-"""Rules of every built-in environment: Gymnasium's, seeds, pickling, and refusals that name what is wrong."""
+"""Rules of every built-in environment: Gymnasium's, seeds, pickling, refusals, pictures, and what its page says."""
 
 import ast
 import inspect

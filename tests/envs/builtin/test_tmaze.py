@@ -1,4 +1,4 @@
-"""T-Maze: both versions against plans whose return is known by counting."""
+"""T-Maze: both versions against plans whose return is known by counting, and its exploration."""
 
 from typing import Any
 
