@@ -348,7 +348,8 @@ class Building:
 
 
 def _kind(description: Mapping[str, Any], run_name: str) -> list[Any]:
-    """The properties of a dataset that must agree for a state to fit: classes, and names of buffers, which are renamed with their run."""
+    """The properties of a dataset that must agree for a state to fit: names of classes, which may be in another module now, and of buffers,
+    which are renamed with their run."""
     name = description.get("dset_name")
     members = [_kind(d, run_name) for d in description.get("datasets", ())]
-    return [description.get("type"), None if name == run_name else name, members]
+    return [str(description.get("type")).rpartition(".")[2], None if name == run_name else name, members]

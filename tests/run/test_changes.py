@@ -164,6 +164,15 @@ def test_a_mixture_added_on_resume_is_said_and_keeps_what_there_was(tmp_path, ca
     e.learn()
 
 
+def test_a_dataset_whose_class_is_in_another_module_keeps_its_state(tmp_path, capsys):
+    was, is_now = (type("Recorded", (DiskTrajDataset,), {"__module__": module}) for module in ("__main__", "recorded"))
+    saved(tmp_path, dataset=was(tmp_path, "run"))
+    resumed(tmp_path, dataset=is_now(tmp_path, "run")).close()
+    out = capsys.readouterr().out
+    assert "dataset __main__.Recorded -> recorded.Recorded" in out
+    assert "datasets that are new" not in out
+
+
 def test_another_number_of_actors_keeps_the_schedules(tmp_path, capsys):
     actors = 5
     config.bind({"EpsilonGreedy.steps_anneal": 100})
