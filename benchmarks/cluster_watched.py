@@ -34,10 +34,10 @@ class Watched(Launcher):
 
     def step(self) -> bool:
         goes_on, now = super().step(), time.monotonic()
-        collectors = list(self.node.report()["collectors"].values())
+        collectors = [] if self.node is None else list(self.node.report()["collectors"].values())
         line: dict[str, Any] = {"time": now, "learner": self.learner.beat, "collectors": collectors}
         self._record.write(json.dumps(line) + "\n")
-        if self._end == math.inf and all(beat.get("state") == "collecting" for beat in collectors):
+        if self._end == math.inf and collectors and all(beat.get("state") == "collecting" for beat in collectors):
             self._end = now + self._seconds
         return goes_on and now < self._end
 
