@@ -183,8 +183,8 @@ class BaseAgent(nn.Module):
 
     def _weighted_sum(self, batch: Batch, losses: Mapping[str, Tensor], state_mask: Tensor) -> Tensor:
         """The scalar loss of `losses`; puts the mean of each and the sizes of the batch into `update_info`."""
-        weights = {"critic": self.critic_loss_weight, **self.loss_weights}
-        means = {name: self._mean_loss(batch, name, loss, state_mask.to(torch.bool)) for name, loss in losses.items()}
+        weights, drawn = {"critic": self.critic_loss_weight, **self.loss_weights}, batch.weights
+        means = {name: self._mean_loss(batch, name, loss, state_mask.to(torch.bool), drawn) for name, loss in losses.items()}
         b, length = batch.rews.shape[:2]
         self.update_info |= {
             "Critic Loss": torch.zeros_like(next(iter(means.values()))),
@@ -195,7 +195,7 @@ class BaseAgent(nn.Module):
         }
         return torch.stack([weights.get(name, 1.0) * mean for name, mean in means.items()]).sum()
 
-    def _mean_loss(self, batch: Batch, name: str, loss: Tensor, state_mask: Tensor) -> Tensor:
+    def _mean_loss(self, batch: Batch, name: str, loss: Tensor, state_mask: Tensor, weights: Tensor | None) -> Tensor:
         """The mean of a loss (B, L, ...) where its mask, which users may edit to a bool or to weights, is True; over several ranks,
         this rank's share of the mean over all (`amago.nets.ranks.divisor`).
 
@@ -209,8 +209,8 @@ class BaseAgent(nn.Module):
         if name == "critic" and self.td_errors is not None:  # NaN where a step has no loss
             kept = (mask != 0).flatten(2).any(dim=2, keepdim=True)
             self.td_errors = torch.where(kept, self.td_errors.detach(), torch.nan)
-        if batch.weights is not None:
-            loss = loss * batch.weights.view(-1, *(1,) * (loss.ndim - 1))
+        if weights is not None:
+            loss = loss * weights.view(-1, *(1,) * (loss.ndim - 1))
         if mask.dtype is torch.bool:
             return torch.where(mask, loss, 0.0).sum() / ranks.divisor(mask.sum(), 1)
         return torch.where(mask != 0, loss * mask, 0.0).sum() / ranks.divisor(mask.sum(), 1e-5)

@@ -57,6 +57,9 @@ class Building:
     """Builds the parts of a run through its methods ``init_...``, which a program may override, or call by themselves; and saves and
     restores its training state.
 
+    Args:
+        run: the parts; settings: the fields. An `amago.Experiment` is both.
+
     Attributes:
         started, closed: ``start()``, or ``close()``, has ended.
     """

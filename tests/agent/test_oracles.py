@@ -13,7 +13,7 @@ from amago import config
 from amago.agent import Agent, MultiTaskAgent, binary_filter, exp_filter
 
 C, K, N_STEP, LENGTHS = 3, 2, 2, [6, 4, 1]
-LOW, HIGH, BINS = -200.0, 500.0, 16
+LOW, HIGH, BINS = -200.0, 500.0, 8  # as many bins as `build` gives
 TINY = 1e-9
 """Where every sampled action is the stored one, the advantage is 0 but for rounding."""
 FILTERS = {
