@@ -390,8 +390,8 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
                 self._full_copy(self._modules[target], self._modules[online])  # type: ignore[arg-type]
 
     def soft_sync_targets(self) -> None:
-        self._ema_copy(self.target_critics, self.critics)
-        self._ema_copy(self.target_actor, self.actor)
+        targets, online = (self.target_critics, self.target_actor), (self.critics, self.actor)
+        self._ema_copy(nn.ModuleList(targets), nn.ModuleList(online))
         if not isinstance(self.maximized_critics, DetachedCritics):
             self._full_copy(self.maximized_critics, self.critics)
 

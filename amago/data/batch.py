@@ -212,9 +212,10 @@ class Batch:
         return self.map(lambda x: next(places).copy_(x))
 
     def lengthened(self, length: int) -> Batch:
-        """The same sequences with more padding, to ``length`` transitions; a batch of single transitions as it is."""
+        """The same sequences with more padding, to ``length`` transitions; a batch that is as long, or of single transitions, as it is."""
         rows = self.rews.shape[1]
-        more = 0 if rows == 1 else length - rows
+        if (more := length - rows) <= 0 or rows == 1:
+            return self
 
         def longer(x: Tensor) -> Tensor:
             last = x[:, -1:].expand(-1, more if x.shape[1] >= rows else 0, *x.shape[2:])  # integers stay within their tables

@@ -105,7 +105,7 @@ class EnsembleMLP(nn.Module):
         activation (which overwrites it)."""
         for n, (weight, bias) in enumerate(weights.linear[:-1]):
             if n:
-                h = torch.baddbmm(bias, h.flatten(1, -2), weight)
+                h = _linear(h.flatten(1, -2), weight, bias)
             if weights.norms:
                 h = _layer_norms(h.flatten(1, -2), *weights.norms[n])
             h = self.dropout(self.activation(h))
@@ -116,8 +116,13 @@ class EnsembleMLP(nn.Module):
         as of `weights`."""
         weights = self.weights(subset)
         h = self.features(weights, first_layer(weights, inp.flatten(0, 1), slice(None), bias=True))
-        out = torch.baddbmm(weights.linear[-1][1], h, weights.linear[-1][0])
+        out = _linear(h, *weights.linear[-1])
         return tuple(x.transpose(0, 1).unflatten(0, inp.shape[:2]) for x in (out, h))  # type: ignore[return-value]
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """C linear layers, (C, N, d_in) -> (C, N, d_out). A compiler adds the bias within the activation; baddbmm would copy it first."""
+    return torch.bmm(x, weight).add_(bias)
 
 
 def _layer_norms(x: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
@@ -130,7 +135,7 @@ def first_layer(weights: Weights, x: Tensor, inputs: slice, bias: bool = False) 
     """The contribution of some inputs to the first layer's output, (N, width of ``inputs``) -> (C, N, d_hidden)."""
     weight, b = weights.linear[0]
     shared = x.expand(len(weight), -1, -1)
-    return torch.baddbmm(b, shared, weight[:, inputs]) if bias else torch.bmm(shared, weight[:, inputs])
+    return _linear(shared, weight[:, inputs], b) if bias else torch.bmm(shared, weight[:, inputs])
 
 
 def evaluate_state_action(
@@ -199,6 +204,6 @@ def evaluate_action(
             h = (base.unsqueeze(2) + extra.unsqueeze(1)).unsqueeze(1)
         else:
             h = (extra.flatten(0, 2) @ w_extra).unflatten(1, extra.shape[:3]) + base[:, None, :, None]
-        out = torch.baddbmm(weights.linear[-1][1], net.features(weights, h), weights.linear[-1][0])
+        out = _linear(net.features(weights, h), *weights.linear[-1])
         out = out if value is None else value(out)
     return out.view(len(out), K, B, L, G, -1).permute(1, 2, 3, 0, 4, 5)

@@ -11,7 +11,7 @@ Shapes: B sequences or actors, L timesteps, H heads.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import gin
@@ -194,7 +194,11 @@ def make_linear(sigma_reparam: bool, d_in: int, d_out: int, bias: bool = True) -
     return SigmaReparam(d_in, d_out, bias) if sigma_reparam else Linear(d_in, d_out, bias)
 
 
-class AttentionLayer(CachedWeights):
+def _effective_weight(layer: SigmaReparam | Linear) -> Tensor:
+    return layer.effective_weight() if isinstance(layer, SigmaReparam) else layer.weight
+
+
+class AttentionLayer(nn.Module):
     """Multi-head self-attention with a learned scale for each head, (B, L, d_model) -> (B, L, d_model).
 
     Args:
@@ -231,7 +235,6 @@ class AttentionLayer(CachedWeights):
         self.qkv_projection = make_linear(sigma_reparam, d_model, 3 * d_model, bias=False)
         self.out_projection = make_linear(sigma_reparam, d_model, d_model)
         self.dropout_qkv = nn.Dropout(dropout_qkv)
-        self._cache = WeightCache()
         self.head_scaler = nn.Parameter(torch.ones(1, 1, n_heads, 1), requires_grad=head_scaling)
         t = None if isinstance(qk_norm, str | bool | None) else torch.as_tensor(qk_norm, dtype=torch.float32).reshape(-1, 1, 1)
         if (t is None) != (qk_norm is None) or (t is not None and (len(t) not in (1, n_heads) or not (t > 0).all())):
@@ -246,10 +249,21 @@ class AttentionLayer(CachedWeights):
 
         Checkpoints order the output as (3, head_dim, H). Rows of the weight are reordered because activations are larger.
         """
-        layer = self.qkv_projection
-        weight = layer.effective_weight() if isinstance(layer, SigmaReparam) else layer.weight
+        weight = _effective_weight(self.qkv_projection)
         rows = weight.view(3, self.head_dim, self.n_heads, -1).transpose(1, 2)
         return rows.reshape(weight.shape)
+
+    def _out_weight(self) -> Tensor:
+        """The effective weight of the output projection, whose columns are multiplied by the scales of heads: activations are larger."""
+        weight = _effective_weight(self.out_projection)
+        return (weight.unflatten(1, (self.n_heads, -1)) * self.head_scaler.view(-1, 1)).flatten(1)
+
+    def _project(self, x: Tensor, layer: SigmaReparam | Linear, weight: Callable[[], Tensor]) -> Tensor:
+        """(..., d_in) -> (..., d_out), by a weight made from the parameters of ``layer`` and `head_scaler`."""
+        if self.training:
+            return F.linear(x, weight(), layer.bias)
+        sources = (*layer._parameters.values(), *layer._buffers.values(), self.head_scaler)
+        return layer._cache.linear(x, sources, weight, layer.bias)
 
     def forward(
         self, x: Tensor, rope: tuple[Tensor, Tensor] | None = None, cache: CacheStep | None = None, real: Tensor | None = None
@@ -263,11 +277,9 @@ class AttentionLayer(CachedWeights):
             real: (B, L) bool, False at tokens that none may see; None: no such token.
         """
         B, L, _ = x.shape
+        qkv = self._project(x, self.qkv_projection, self._qkv_weight)
         if self.training:
-            qkv = self.dropout_qkv(F.linear(x, self._qkv_weight()))
-        else:
-            layer = self.qkv_projection
-            qkv = self._cache.linear(x, (*layer._parameters.values(), *layer._buffers.values()), self._qkv_weight)
+            qkv = self.dropout_qkv(qkv)
         q, k, v = qkv.view(B, L, 3, self.n_heads, self.head_dim).permute(2, 0, 3, 1, 4)
         if self.temperature is not None:
             q, k = (F.rms_norm(x, (self.head_dim,), eps=1e-12) for x in (q, k))
@@ -280,8 +292,7 @@ class AttentionLayer(CachedWeights):
             store, index, slots = cache
             k, v = store.write(index, k, v, slots)
             out = self.self_attention(q.to(k.dtype), k, v, slots).to(q.dtype)
-        out = out.transpose(1, 2) * self.head_scaler
-        return self.out_projection(out.reshape(B, L, -1))
+        return self._project(out.transpose(1, 2).reshape(B, L, -1), self.out_projection, self._out_weight)
 
 
 class TransformerLayer(nn.Module):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,8 @@ from amago.data.batch import Batch
 
 logger = logging.getLogger(__name__)
 LENGTHS = 4
+COMBINED: Mapping[str, Any] = {"combo_kernels": True, "combo_kernel_max_num_nodes": 32}
+"""Options of the compiler on a GPU: small kernels side by side in one start, also more of them than by default."""
 
 
 def bucket(length: int, longest: int) -> int:
@@ -29,34 +32,33 @@ def can_compile(device: torch.device) -> str:
 
 
 class CompiledLoss:
-    """The loss of an agent by ``torch.compile``. Steps whose metrics are logged, and batches drawn by priority, are computed eagerly.
+    """A function of batches, such as the loss of an agent, by ``torch.compile``. Steps whose metrics are logged, and batches drawn by
+    priority, are computed eagerly.
 
     Sequences of each shape are tried first, forward and backward; if that fails, a line is logged and all is eager from then on.
 
     Args:
-        policy: is compiled in place.
+        loss: ``loss(batch, log_step)``, which calls the policy.
+        policy: its parameters have the gradients.
         longest: length of the longest sequences.
     """
 
-    def __init__(self, policy: nn.Module, longest: int) -> None:
-        self.policy, self.longest, self.failed = policy, longest, False
+    def __init__(self, loss: Callable[[Batch, bool], Tensor], policy: nn.Module, longest: int) -> None:
+        self.eager, self.policy, self.longest, self.failed = loss, policy, longest, False
         self._tried: set[tuple[int, ...]] = set()
-        on_gpu = next(policy.parameters()).is_cuda
-        policy.compile(**({"options": {"combo_kernels": True}} if on_gpu else {}))  # small kernels side by side in one start
+        self.compiled = torch.compile(loss, options=dict(COMBINED) if next(policy.parameters()).is_cuda else None)
 
-    def __call__(self, loss: Callable[[Batch, bool], Tensor], batch: Batch, log_step: bool) -> Tensor:
-        """``loss(batch, log_step)``, which calls the policy."""
+    def __call__(self, batch: Batch, log_step: bool) -> Tensor:
+        """``loss(batch, log_step)``."""
         if self.failed or log_step or batch.sources is not None:
-            with torch.compiler.set_stance("force_eager"):
-                return loss(batch, log_step)
+            return self.eager(batch, log_step)
         padded = batch.lengthened(bucket(batch.rews.shape[1], self.longest))
         if (shape := tuple(padded.rews.shape[:2])) not in self._tried:
             self._tried.add(shape)
             if self._fails(padded):
                 self.failed = True
-                self.policy.compile(disable=True)
-                return self(loss, batch, log_step)
-        return loss(padded, log_step)
+                return self(batch, log_step)
+        return self.compiled(padded, log_step)
 
     def _fails(self, batch: Batch) -> bool:
         """Compile for a batch. The agent, gradients and random numbers stay as they are."""
@@ -69,7 +71,7 @@ class CompiledLoss:
         try:
             with torch.random.fork_rng(devices):
                 trained = [p for p in parameters if p.requires_grad]
-                torch.autograd.grad(self.policy(batch, False), trained, allow_unused=True)
+                torch.autograd.grad(self.compiled(batch, False), trained, allow_unused=True)
         except torch.OutOfMemoryError:
             raise
         except Exception as err:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -216,7 +216,7 @@ class Learner:
         updates = learning_epochs * s.train_batches_per_epoch // s.batches_per_update
         self.lr_schedule = lr_schedule(self.optimizer, s.lr_warmup_steps, updates, s.lr_cooldown)
         if s.compile is True or (s.compile and not self.why_eager):
-            self._compiled = CompiledLoss(self.policy, s.max_seq_len)
+            self._compiled = CompiledLoss(self._loss_beside_parts, self.policy, s.max_seq_len)
         self.accelerator.register_for_checkpointing(self.lr_schedule)  # for those who call accelerator.save_state()
 
     @property
@@ -261,9 +261,12 @@ class Learner:
     def loss_of(self, batch: Batch, log_step: bool, masks: object) -> dict[str, Any]:
         """Losses and metrics, as from `amago.Experiment.compute_loss`; ``masks`` has ``edit_actor_mask`` and ``edit_critic_mask``."""
         with self.policy.masks_edited_by(masks):
-            loss = (self.policy_aclr if self._compiled is None else partial(self._compiled, self.policy_aclr))(batch, log_step)
-        metrics = dict(self.policy.update_info)
-        return {**metrics, "Auxiliary Loss": loss - self._sum_of_parts(metrics)}  # so that each of the terms may be changed
+            rest = (self._loss_beside_parts if self._compiled is None else self._compiled)(batch, log_step)
+        return {**self.policy.update_info, "Auxiliary Loss": rest}  # so that each of the terms may be changed
+
+    def _loss_beside_parts(self, batch: Batch, log_step: bool) -> Tensor:
+        """The loss without `_sum_of_parts` of the metrics, which the policy has after the call."""
+        return self.policy_aclr(batch, log_step) - self._sum_of_parts(self.policy.update_info)  # type: ignore[no-any-return]
 
     def _sum_of_parts(self, metrics: Mapping[str, Any]) -> Any:
         return metrics.get("Actor Loss", 0.0) + self.policy.critic_loss_weight * metrics.get("Critic Loss", 0.0)
@@ -308,7 +311,8 @@ class Learner:
         checked = norm if loss is None else norm + ranks.average(loss.detach())  # all ranks skip, or none
         optimizer = self.optimizer.optimizer if isinstance(self.optimizer, AcceleratedOptimizer) else self.optimizer
         if skips_by_itself(optimizer):
-            self._step_on_gpu(optimizer, (~checked.isfinite()).float(), wait=log_step)
+            not_finite = (checked * 0.0).ne(0.0)  # NaN is not 0: half the kernels of isfinite
+            self._step_on_gpu(optimizer, not_finite.float(), wait=log_step)
         elif checked.isfinite():
             self.optimizer.step()
             self._count(skipped=False)

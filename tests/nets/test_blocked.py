@@ -116,7 +116,7 @@ def test_bf16_errs_no_more_than_layer_by_layer_and_gradients_come_in_float32(nor
 
     for exact, blocks, layers in zip(run(True, False), run(True, True), run(False, True)):
         assert blocks.dtype == torch.float32
-        assert (blocks - exact).norm() < 1.5 * (layers.float() - exact).norm() + 1e-3 * exact.norm()
+        assert (blocks - exact).norm() < 2.0 * (layers.float() - exact).norm() + 1e-3 * exact.norm()
 
 
 @pytest.mark.parametrize("cls", [NCritics, NCriticsTwoHot])
