@@ -198,7 +198,7 @@ def _effective_weight(layer: SigmaReparam | Linear) -> Tensor:
     return layer.effective_weight() if isinstance(layer, SigmaReparam) else layer.weight
 
 
-class AttentionLayer(nn.Module):
+class AttentionLayer(CachedWeights):
     """Multi-head self-attention with a learned scale for each head, (B, L, d_model) -> (B, L, d_model).
 
     Args:
@@ -235,6 +235,7 @@ class AttentionLayer(nn.Module):
         self.qkv_projection = make_linear(sigma_reparam, d_model, 3 * d_model, bias=False)
         self.out_projection = make_linear(sigma_reparam, d_model, d_model)
         self.dropout_qkv = nn.Dropout(dropout_qkv)
+        self._cache, self._out_cache = WeightCache(), WeightCache()
         self.head_scaler = nn.Parameter(torch.ones(1, 1, n_heads, 1), requires_grad=head_scaling)
         t = None if isinstance(qk_norm, str | bool | None) else torch.as_tensor(qk_norm, dtype=torch.float32).reshape(-1, 1, 1)
         if (t is None) != (qk_norm is None) or (t is not None and (len(t) not in (1, n_heads) or not (t > 0).all())):
@@ -258,12 +259,12 @@ class AttentionLayer(nn.Module):
         weight = _effective_weight(self.out_projection)
         return (weight.unflatten(1, (self.n_heads, -1)) * self.head_scaler.view(-1, 1)).flatten(1)
 
-    def _project(self, x: Tensor, layer: SigmaReparam | Linear, weight: Callable[[], Tensor]) -> Tensor:
+    def _project(self, x: Tensor, layer: SigmaReparam | nn.Linear, weight: Callable[[], Tensor], cache: WeightCache) -> Tensor:
         """(..., d_in) -> (..., d_out), by a weight made from the parameters of ``layer`` and `head_scaler`."""
         if self.training:
             return F.linear(x, weight(), layer.bias)
         sources = (*layer._parameters.values(), *layer._buffers.values(), self.head_scaler)
-        return layer._cache.linear(x, sources, weight, layer.bias)
+        return cache.linear(x, sources, weight, layer.bias)
 
     def forward(
         self, x: Tensor, rope: tuple[Tensor, Tensor] | None = None, cache: CacheStep | None = None, real: Tensor | None = None
@@ -277,7 +278,7 @@ class AttentionLayer(nn.Module):
             real: (B, L) bool, False at tokens that none may see; None: no such token.
         """
         B, L, _ = x.shape
-        qkv = self._project(x, self.qkv_projection, self._qkv_weight)
+        qkv = self._project(x, self.qkv_projection, self._qkv_weight, self._cache)
         if self.training:
             qkv = self.dropout_qkv(qkv)
         q, k, v = qkv.view(B, L, 3, self.n_heads, self.head_dim).permute(2, 0, 3, 1, 4)
@@ -292,7 +293,7 @@ class AttentionLayer(nn.Module):
             store, index, slots = cache
             k, v = store.write(index, k, v, slots)
             out = self.self_attention(q.to(k.dtype), k, v, slots).to(q.dtype)
-        return self._project(out.transpose(1, 2).reshape(B, L, -1), self.out_projection, self._out_weight)
+        return self._project(out.transpose(1, 2).reshape(B, L, -1), self.out_projection, self._out_weight, self._out_cache)
 
 
 class TransformerLayer(nn.Module):

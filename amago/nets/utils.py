@@ -202,12 +202,14 @@ class WeightCache:
 
 
 class CachedWeights(nn.Module):
-    """Base of modules with a `WeightCache`, which is cleared when their mode changes."""
+    """Base of modules with attributes of type `WeightCache`, which are cleared when their mode changes."""
 
     _cache: WeightCache
 
     def train(self, mode: bool = True) -> Any:
-        self._cache.clear()
+        for cache in vars(self).values():
+            if isinstance(cache, WeightCache):
+                cache.clear()
         return super().train(mode)
 
 
