@@ -55,7 +55,7 @@ docs: install
 
 # slow by nature: launches of several processes, kills and hangs, users' programs in processes of their own, learning runs, notebooks
 LONG := tests/bench tests/clients tests/faults tests/launch tests/docs/test_docs.py tests/docs/test_notebooks.py \
-  tests/docs/test_results.py tests/run/test_ranks.py tests/test_learning.py tests/test_other_systems.py
+  tests/docs/test_results.py tests/run/test_compiled_parity.py tests/run/test_ranks.py tests/test_learning.py tests/test_other_systems.py
 
 unit: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(LONG:%=--ignore=%)

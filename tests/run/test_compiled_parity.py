@@ -1,0 +1,74 @@
+"""Updates by PyTorch's compiler, on a CPU, against uncompiled ones. Each test compiles a whole loss, which takes most of its time."""
+
+import pytest
+import tiny
+import torch
+from run.test_resume_pairs import run as resumable
+from run.test_resume_pairs import state
+from torch._dynamo.utils import counters
+
+import amago
+from amago.agent import MultiTaskAgent
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the compiler
+KINDS = [amago.Agent, MultiTaskAgent]
+
+
+@pytest.fixture
+def same_random_numbers():
+    """Compiled code draws the random numbers of uncompiled code."""
+    with torch._inductor.config.patch(fallback_random=True):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def compiler():
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    assert not counters["graph_break"]
+    torch._dynamo.reset()
+
+
+def run(root, agent_type, on, **fields):
+    options = {"log_interval": 0, "lr_warmup_steps": 1, "train_batches_per_epoch": 50, **fields}
+    return tiny.learned(root / f"compiled {on}", traj="transformer", agent_type=agent_type, compile=on, **options)
+
+
+def gradients(e, batch):
+    """Of each trained parameter, for the loss of one batch."""
+    e.policy_aclr.train()
+    torch.manual_seed(0)
+    metrics = e.compute_loss(batch, log_step=False)
+    loss = metrics["Actor Loss"] + e.policy.critic_loss_weight * metrics["Critic Loss"] + metrics["Auxiliary Loss"]
+    found = torch.autograd.grad(loss, e.policy.trainable_params, allow_unused=True)
+    return loss.detach(), [torch.zeros_like(p) if g is None else g for p, g in zip(e.policy.trainable_params, found)]
+
+
+@pytest.mark.parametrize("agent_type", KINDS)
+def test_fifty_updates_then_the_loss_and_every_gradient(agent_type, tmp_path, same_random_numbers):
+    eager, compiled = (run(tmp_path, agent_type, on) for on in (False, True))
+    assert counters["stats"]["unique_graphs"] == 1
+    before = tiny.started(tmp_path / "start", traj="transformer", agent_type=agent_type)
+    start, a, b = ([p.detach() for p in e.policy.trainable_params] for e in (before, eager, compiled))
+    moved, apart = (torch.cat([(x - y).flatten() for x, y in zip(a, other)]).norm() for other in (start, b))
+    assert 0 < apart < 0.05 * moved  # rounding turns a filter of actions now and then
+
+    compiled.policy.load_state_dict(eager.policy.state_dict())
+    (batch,) = eager.batches.take(1)
+    (loss, expected), (same, found) = gradients(eager, batch), gradients(compiled, batch)
+    torch.testing.assert_close(same, loss, rtol=1e-5, atol=0.0)
+    largest = max(g.abs().max() for g in expected)  # others may be zero but for rounding
+    for x, y in zip(expected, found, strict=True):
+        torch.testing.assert_close(y, x, rtol=1e-3, atol=1e-5 * float(largest))
+
+
+def test_a_resumed_run_goes_on_to_the_bit(tmp_path):
+    fields = {"compile": True, "traj": "transformer", "log_interval": 0}
+    straight = state(resumable(tmp_path / "straight", (), **fields))
+    resumable(tmp_path / "halved", (), 2, **fields).close()
+    torch._dynamo.reset()
+    compiled = counters["stats"]["unique_graphs"]
+    e = resumable(tmp_path / "halved", (), resume="auto", **fields)
+    assert counters["stats"]["unique_graphs"] > compiled > 0
+    assert not tiny.differing(straight, state(e))
