@@ -61,7 +61,7 @@ class Registry(dict[str, T]):
         return sorted(self)
 
 
-def require(module: str, extra: str | None, what: str = "") -> Any:
+def require(module: str, extra: str | None = None, what: str = "") -> Any:
     """Import a module; if it or a dependency is missing, an ImportError says ``what`` needs it, and the command that installs the extra, or
     for None the package."""
     if (found := sys.modules.get(module)) is not None:  # warnings are left alone then

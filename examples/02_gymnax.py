@@ -14,9 +14,9 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # read when jax
 
 from amago import cli_utils
 from amago.envs import AMAGOEnv
-from amago.envs.builtin._common import require
 from amago.envs.builtin.gymnax_envs import GymnaxCompatibility
 from amago.experiment import Experiment
+from amago.registry import require
 
 CHAIN = ["memory_length=20", "max_steps_in_episode=21"]  # the defaults of gymnax are 5 and 1000
 

@@ -16,9 +16,9 @@ from support.d4rl_scores import NormalizedScore, reference_returns
 
 from amago import cli_utils
 from amago.envs import AMAGOEnv
-from amago.envs.builtin._common import require
 from amago.experiment import Experiment
 from amago.loading import D4RLDataset, DiskTrajDataset, MinariDataset, MixtureOfDatasets, RLDataset
+from amago.registry import require
 
 
 def add_cli(parser: ArgumentParser) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amago.envs.builtin import _common as common
-from amago.envs.builtin._common import require
+from amago.registry import require
 
 Observation = NDArray[np.float32]
 

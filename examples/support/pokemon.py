@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amago.envs.builtin import _common as common
-from amago.envs.builtin._common import require
 from amago.envs.statistics import AMAGO_ENV_LOG_PREFIX
+from amago.registry import require
 from support.showdown import BattleError, ShowdownServer
 
 Observation = dict[str, NDArray[Any]]

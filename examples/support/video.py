@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from amago.envs.builtin._common import require
+from amago.registry import require
 
 
 class VideoRecorder(gym.Wrapper[Any, Any, Any, Any]):
