@@ -1,16 +1,21 @@
 """Updates by PyTorch's compiler, on a CPU, against uncompiled ones. Each test compiles a whole loss, which takes most of its time."""
 
+import shutil
+
 import pytest
 import tiny
 import torch
-from run.test_resume_pairs import run as resumable
-from run.test_resume_pairs import state
+from run.test_checkpoint import run as resumable
+from run.test_checkpoint import state
 from torch._dynamo.utils import counters
 
 import amago
 from amago.agent import MultiTaskAgent
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of the compiler
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # of the compiler
+    pytest.mark.skipif(shutil.which("g++") is None, reason="the compiler needs g++"),
+]
 KINDS = [amago.Agent, MultiTaskAgent]
 
 
