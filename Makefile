@@ -115,7 +115,7 @@ $(RAY_STAMP): pyproject.toml constraints.txt
 	@touch $(RAY_STAMP)
 
 test-ray: $(RAY_STAMP)
-	OMP_NUM_THREADS=1 $(RAY)/bin/python -m pytest tests/ray_cluster tests/launch/test_bundles.py
+	OMP_NUM_THREADS=1 $(RAY)/bin/python -m pytest tests/ray_cluster tests/launch/test_bundles.py tests/launch/test_links.py
 
 bench: install
 	$(BIN)/python -m benchmarks all
