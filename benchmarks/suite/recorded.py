@@ -75,6 +75,8 @@ class Recorder(Callback):
     def on_start(self, experiment: Experiment) -> None:
         done = experiment.learner.grad_steps
         earlier = [r for r in rows(self.path) if "score" in r and r["updates"] <= done and experiment.epoch > 0]
+        # an evaluation that counts may have been made after the state
+        self._before = max([self._before, *(r["cpu"] for r in earlier)])
         self.path.parent.mkdir(parents=True, exist_ok=True)
         head = self.head | {"budget": self.budget, "goal": self.goal, "machine": machine()}
         self.path.write_text("".join(json.dumps(r) + "\n" for r in [head, *earlier]))
