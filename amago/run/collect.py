@@ -321,8 +321,9 @@ class RunActors:
         self.val.reset()
         phase, sample = ActingPhase(EVALUATE, stoppable=True, evaluation=True), s.sample_actions and s.sample_actions_val
         steps, episodes = s.val_timesteps_per_epoch, self.share(s.val_episodes)
-        _, metrics, self.statistics = self.act(phase, "val", self.envs("val"), steps, sample, episodes=episodes)
+        _, metrics, stats = self.act(phase, "val", self.envs("val"), steps, sample, episodes=episodes)
         e.signals.check()  # the evaluation runs again after a resume
+        self.statistics = stats
         warn_if_too_short(metrics, steps, s.val_episodes)
         e.log(metrics, "val")
         e.moments.call("on_validation_end", e, metrics)

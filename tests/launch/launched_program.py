@@ -58,6 +58,16 @@ class Slow(TMazePassive):
         return super().step(action)
 
 
+class Evaluated(Slow):
+    """Waits at the end of a rollout for as long as a file in the run's directory says so."""
+
+    def step(self, action):
+        result = super().step(action)
+        if result[2] or result[3]:
+            stay("hold-evaluation", "holds-evaluation")
+        return result
+
+
 class Obedient(amago.Experiment):
     """Does what a file in the run's directory says: hang in an update, take long for it, or stay before a phase or while it saves."""
 
@@ -90,11 +100,15 @@ def slow():
     return AMAGOEnv(Slow(tiny.CORRIDOR), env_name="TMaze")
 
 
+def evaluated():
+    return AMAGOEnv(Evaluated(tiny.CORRIDOR), env_name="TMaze")
+
+
 def made():
     """The experiment of this program, not started."""
     fields = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
     callbacks = [Begun(), *([amago.KeepBest()] if fields.get("val_interval") else [])]
-    defaults = {"always_save_latest": True, "experiment_type": Obedient, "callbacks": callbacks}
+    defaults = {"always_save_latest": True, "experiment_type": Obedient, "callbacks": callbacks, "make_val_env": evaluated}
     config.bind({"EpsilonGreedy.randomize_eps": False})
     return tiny.experiment(ROOT, slow, **defaults | fields)
 

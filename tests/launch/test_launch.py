@@ -1,5 +1,6 @@
 """One command for a learner and its collectors, in real processes."""
 
+import os
 import signal
 
 import tiny
@@ -41,6 +42,18 @@ def test_a_run_with_two_collectors_is_one_run(launch, tmp_path):
         assert {row["section"] for row in own} >= {"rollout"}
     sections = {row["section"] for row in read_metrics(run.run_dir / "launch" / "collector-1")}
     assert "val" not in sections, "collector 0 alone evaluates"
+
+
+def test_the_rollouts_of_an_evaluation_that_a_signal_ends_are_not_logged_as_collected(launch, tmp_path):
+    run = launch(collectors=1, epochs=FOREVER, train_batches_per_epoch=2, val_interval=1)
+    run.until(lambda: run.arrived[0])
+    (tmp_path / "hold-evaluation").touch()
+    run.until((tmp_path / "holds-evaluation").exists)
+    os.kill(run.children["collector-0"], signal.SIGTERM)  # as the launch does, which might be too late
+    run.process.send_signal(signal.SIGTERM)
+    (tmp_path / "hold-evaluation").unlink()
+    assert run.wait() == 128 + signal.SIGTERM, run.output
+    assert run.rollouts == run.arrived[0]
 
 
 def test_a_second_launch_of_a_name_is_refused_and_ctrl_c_ends_all_with_a_complete_state_and_the_same_command_resumes(launch):
