@@ -34,8 +34,8 @@ from amago.loading import Batch
 from amago.nets.traj_encoders import TformerTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
 from amago.run import learner as library
-from amago.run.group import keep_freed_memory
 from amago.run.optimizer import adamw, lr_schedule
+from amago.run.process import keep_freed_memory
 from amago.spaces import action_spec, rl2_space
 from benchmarks.harness import Row, compare
 from benchmarks.peer import peer_contenders

@@ -17,7 +17,7 @@ from amago.cli_utils.settings import as_yaml
 from amago.policy import Policy, find_run, load_policy
 from amago.policy.card import measure, pull_card, push_card, write_card
 from amago.run import video
-from amago.run.group import draw_seed
+from amago.run.process import draw_seed
 from amago.run.rundir import SETTINGS_YAML
 
 

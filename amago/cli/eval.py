@@ -26,9 +26,9 @@ from amago.run import video
 from amago.run.checkpoint import CheckpointError
 from amago.run.console import metrics_table
 from amago.run.evaluate import NUMBER_OF_ROLLOUTS, evaluate
-from amago.run.group import draw_seed
 from amago.run.metrics import TensorBoardLogger
 from amago.run.plots import read_metrics
+from amago.run.process import draw_seed
 from amago.run.results import Evaluation
 from amago.run.rundir import SETTINGS_YAML
 from amago.spaces import space_differences

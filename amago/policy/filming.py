@@ -19,7 +19,7 @@ from amago.envs import AMAGOEnv
 from amago.policy.playing import EpisodeResult, play
 from amago.run import video
 from amago.run.callbacks import Callback
-from amago.run.group import draw_seed, rng_state, set_rng_state
+from amago.run.process import draw_seed, rng_state, set_rng_state
 from amago.run.rundir import FILMS
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from amago.agent import BaseAgent
 from amago.agent.base import evaluating
 from amago.envs import AMAGOEnv
 from amago.envs.statistics import AMAGO_ENV_LOG_PREFIX
-from amago.run.rollout import SharedProcess
+from amago.run.process import SharedProcess
 
 Array = NDArray[Any]
 _ATTEMPT = re.compile(r"\b(?:Attempt|Trial) (\d+)\b")

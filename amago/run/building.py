@@ -19,9 +19,10 @@ from amago.run.checkpoint import CheckpointError, Snapshot, epoch_of, identity, 
 from amago.run.collect import ActingRun, RunActors
 from amago.run.console import COLLECT, TRAIN, Console
 from amago.run.data import REFUSED_SECONDS, Batches, wait_for_data
-from amago.run.group import Ranks, Signals, Stopped, draw_seed, keep_freed_memory, rng_state, seed_process, set_rng_state
+from amago.run.group import Ranks, Signals, Stopped
 from amago.run.launched import roles
 from amago.run.learner import Learner
+from amago.run.process import draw_seed, keep_freed_memory, rng_state, seed_process, set_rng_state
 from amago.run.rundir import RunDir, check_buffer
 from amago.run.settings import ExperimentSettings, check_settings
 from amago.run.state import load_pool_state, refuse

@@ -27,7 +27,8 @@ from amago.run.evaluate import mean_length, warn_if_too_short
 from amago.run.group import Ranks, Signals
 from amago.run.metric_names import STEPS_PER_SECOND
 from amago.run.metrics import RunLog
-from amago.run.rollout import Rollout, SharedProcess, shares
+from amago.run.process import SharedProcess
+from amago.run.rollout import Rollout, shares
 from amago.run.settings import EnvMakers, ExperimentSettings, SettingsError, unwritable
 from amago.run.state import Position
 from amago.spaces import space_differences

@@ -1,12 +1,9 @@
-"""The processes that train one agent together (torchrun), the signals that stop them after the current step, and the state of this process:
-its random streams, and its allocator."""
+"""The processes that train one agent together (torchrun), and the signals that stop them after the current step."""
 
 from __future__ import annotations
 
 import atexit
-import ctypes
 import os
-import random
 import signal
 import sys
 import threading
@@ -17,7 +14,6 @@ from datetime import timedelta
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
@@ -227,68 +223,3 @@ class _IgnoredUntilExit:
         for number in self.before:
             if signal.getsignal(number) is self:
                 signal.signal(number, signal.SIG_IGN)
-
-
-# ---- random streams ---------------------------------------------------------------------------------------------------------
-
-
-def draw_seed() -> int:
-    """A seed from the operating system."""
-    return int(np.random.SeedSequence().generate_state(1)[0])
-
-
-def seed_process(key: tuple[int, ...]) -> None:
-    """Seed the generators of PyTorch, NumPy and Python from one key."""
-    torch_seed, numpy_seed, python_seed = np.random.SeedSequence(key).generate_state(3).tolist()
-    torch.manual_seed(torch_seed)
-    np.random.seed(numpy_seed)
-    random.seed(python_seed)
-
-
-def rng_state() -> dict[str, Any]:
-    """The state of these generators and of CUDA's, as JSON types."""
-    legacy: Any = np.random.get_state(legacy=True)
-    name, keys, pos, has_gauss, gauss = legacy
-    version, internal, gauss_next = random.getstate()
-    state: dict[str, Any] = {
-        "torch": torch.get_rng_state().tolist(),
-        "numpy": [name, keys.tolist(), int(pos), int(has_gauss), float(gauss)],
-        "python": [version, list(internal), gauss_next],
-    }
-    if torch.cuda.is_available():
-        state["cuda"] = [s.tolist() for s in torch.cuda.get_rng_state_all()]
-    return state
-
-
-def set_rng_state(state: Mapping[str, Any]) -> None:
-    """Restore a state from `rng_state`. Streams of CUDA are restored if the number of GPUs is the same."""
-    torch.set_rng_state(torch.tensor(state["torch"], dtype=torch.uint8))
-    name, keys, pos, has_gauss, gauss = state["numpy"]
-    np.random.set_state((name, np.array(keys, dtype=np.uint32), pos, has_gauss, gauss))
-    version, internal, gauss_next = state["python"]
-    random.setstate((version, tuple(internal), gauss_next))
-    if "cuda" in state and torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all([torch.tensor(s, dtype=torch.uint8) for s in state["cuda"]])
-
-
-# ---- the allocator ----------------------------------------------------------------------------------------------------------
-
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt(3)
-
-
-def keep_freed_memory(keep: bool) -> bool:
-    """Let the process reuse the memory of freed tensors, or restore glibc's defaults (without the growth of the threshold that a new
-    process has). Returns False where nothing changes, as there is no glibc.
-
-    By default glibc returns freed blocks to the system, which clears each page again at its next use: 7.5 to 11% of an update
-    of `Agent` with discrete actions (24 sequences of 128 timesteps, one core of an Intel Xeon with avx512, `benchmarks/learner.py`). Blocks
-    of 32 MB and more are still returned, because keeping them fragments the heap.
-    """
-    if not sys.platform.startswith("linux"):
-        return False
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except AttributeError:  # musl has none
-        return False
-    mmap, trim = (2**25, 2**31 - 1) if keep else (128 * 1024, 128 * 1024)
-    return bool(mallopt(_MMAP_THRESHOLD, mmap) and mallopt(_TRIM_THRESHOLD, trim))

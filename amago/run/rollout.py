@@ -1,15 +1,11 @@
-"""The policy acting in a pool of actors, and the state of the process that environments in it may change ("sync" and "already_vectorized")."""
+"""The policy acting in a pool of actors."""
 
 from __future__ import annotations
 
-import os
-import random
-import signal
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from statistics import median
 from typing import Any
 
@@ -22,7 +18,7 @@ from amago.agent import BaseAgent
 from amago.data.batch import Packing
 from amago.envs.pool import ActorPool
 from amago.envs.statistics import PhaseStatistics
-from amago.run.group import SIGNALS
+from amago.run.process import SharedProcess
 
 Array = np.ndarray[Any, Any]
 
@@ -66,131 +62,6 @@ class GroupTiming:
                 alternate, joint = (median(d[self.WARMUP_STEPS :]) for d in self._durations)
                 self._joint, self._durations, self._steps = joint < alternate, [[], []], 1
         return self._joint
-
-
-# ---- environments in the process of the run -------------------------------------------------------------------------------
-
-_OTHER = 0x5DEECE66D  # other random numbers for environments than the policy's
-
-
-def _generators() -> list[torch.Generator]:
-    on_gpus = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
-    return [torch.default_generator, *on_gpus]
-
-
-def _set_generators(states: list[torch.Tensor]) -> None:
-    for generator, state in zip(_generators(), states):
-        generator.set_state(state)
-
-
-def _directory() -> str:
-    try:
-        return os.getcwd()
-    except OSError:
-        return "/"
-
-
-def _set_directory(path: str) -> None:
-    with suppress(OSError):  # it may be deleted by now; the run's own paths are absolute
-        os.chdir(path)
-
-
-def _set_filters(filters: list[Any]) -> None:
-    warnings.resetwarnings()  # also makes modules look at the filters again
-    warnings.filters.extend(filters)  # type: ignore[attr-defined]  # a list, which only the stubs call a sequence
-
-
-def _set_variables(wanted: dict[str, str]) -> None:
-    os.environ.clear()
-    os.environ.update(wanted)
-
-
-def _set_device(device: torch.device) -> None:
-    torch.set_default_device(None if device.type == "cpu" else device)
-
-
-_SHARED: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {  # how each is read, and set
-    "gradient mode": (torch.is_grad_enabled, torch.set_grad_enabled),
-    "default dtype": (torch.get_default_dtype, torch.set_default_dtype),
-    "default device": (torch.get_default_device, _set_device),
-    "deterministic algorithms": (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
-    "threads": (torch.get_num_threads, torch.set_num_threads),
-    "torch": (lambda: [generator.get_state() for generator in _generators()], _set_generators),
-    "numpy": (np.random.get_state, np.random.set_state),
-    "random": (random.getstate, random.setstate),
-    "floating-point errors": (np.geterr, lambda kept: np.seterr(**kept)),
-    "warnings": (lambda: list(warnings.filters), _set_filters),
-    "directory": (_directory, _set_directory),
-    "environment variables": (lambda: dict(os.environ), _set_variables),
-}
-_RANDOM = ("torch", "numpy", "random")  # which change with each use, and are not compared
-
-
-def _read() -> dict[str, Any]:
-    return {name: read() for name, (read, _) in _SHARED.items()}
-
-
-def _put(state: dict[str, Any]) -> None:
-    for name, (read, put) in _SHARED.items():
-        if name in _RANDOM or read() != state[name]:
-            put(state[name])
-
-
-class SharedProcess:
-    """Separates the process state that environments change from the state for the run's own work; signal handlers do not change."""
-
-    def __init__(self) -> None:
-        self._own: dict[str, Any] | None = None  # inside `environments`: the state for the run's own work
-        self._theirs: dict[str, Any] | None = None  # outside: the state for environments
-
-    @contextmanager
-    def environments(self) -> Iterator[None]:
-        """A block in which environments are made, reset, stepped and closed."""
-        if self._own is not None:
-            yield
-            return
-        self._own, self._handlers = _read(), {number: signal.getsignal(number) for number in SIGNALS}
-        self._generators = _generators()
-        if self._theirs is not None:
-            _put(self._theirs)
-        else:
-            torch.default_generator.manual_seed(torch.initial_seed() ^ _OTHER)
-        try:
-            yield
-        finally:
-            self._theirs = _read()
-            _put(self._own)
-            self._own = None
-            self._keep_handlers()
-
-    @contextmanager
-    def own_work(self) -> Iterator[None]:
-        """Inside a block of `environments`: the policy computes. A step has such a block, which therefore costs few calls."""
-        assert self._own is not None
-        own, generators, dtype = self._own, self._generators, torch.get_default_dtype()
-        theirs = [generator.get_state() for generator in generators]
-        for generator, state in zip(generators, own["torch"]):
-            generator.set_state(state)
-        if dtype is not own["default dtype"]:
-            torch.set_default_dtype(own["default dtype"])
-        if any(signal.getsignal(number) is not handler for number, handler in self._handlers.items()):
-            self._keep_handlers()
-        try:
-            yield
-        finally:
-            own["torch"] = [generator.get_state() for generator in generators]
-            for generator, state in zip(generators, theirs):
-                generator.set_state(state)
-            if dtype is not own["default dtype"]:
-                torch.set_default_dtype(dtype)
-
-    def _keep_handlers(self) -> None:
-        for number, handler in self._handlers.items() if threading.current_thread() is threading.main_thread() else ():
-            if handler is not None:  # of a program in C
-                signal.signal(number, handler)
-
-
-# ---- the loop ---------------------------------------------------------------------------------------------------------------
 
 
 @gin.configurable

@@ -176,7 +176,7 @@ def test_what_an_environment_has_changed_is_there_when_it_runs_again(tmp_path, r
 
 PAGES = """
 import json, resource, torch
-from amago.run.group import keep_freed_memory
+from amago.run.process import keep_freed_memory
 
 def pages():
     "Pages that the system clears for 96 MB in six tensors; there are 24,576."
