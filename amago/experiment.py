@@ -241,11 +241,11 @@ class Experiment(ExperimentSettings):
         self.building.load(path, None if is_accelerate_state else lambda: load_agent_weights(self.policy, path))
 
     def write_latest_policy(self) -> None:
-        """Publish the policy's weights for other processes."""
+        """Publish the policy's weights for other processes, with the run's place (`axes`)."""
         self.building.require("write_latest_policy()")
         if self.accelerator.is_main_process:
             with self.acting_weights():
-                self.checkpoints.publish(self.policy.state_dict())
+                self.checkpoints.publish(self.policy.state_dict(), {"axes": self.axes(), "explored": self.position.explored})
 
     def write_best_policy(self, note: Mapping[str, Any] | None = None) -> bool:
         """Keep the policy's weights in ``ckpts/best/policy.pt`` in place of those kept before (`amago.KeepBest`), with a note on them, as JSON

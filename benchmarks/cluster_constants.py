@@ -104,7 +104,7 @@ class Arriving:
         self.spooled.mkdir(parents=True)
         bus = Bus(str(folder / "bus"))
         self.spool = Spool(bus, [home], "writer")
-        self.ingest = Ingest(bus, folder / "buffer" / "fifo", folder / "reports", "bench")
+        self.ingest = Ingest(bus, folder / "buffer" / "fifo", folder / "buffer" / ".arriving")
 
     def copied(self, files: int, size: int) -> float:
         """Seconds to take files that are on the bus."""

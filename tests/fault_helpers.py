@@ -199,7 +199,14 @@ def damage(path: Path, how: str, random: np.random.Generator) -> str:
 def small_disk(directory: Path, size: str = "32m") -> list[str] | None:
     """The beginning of a command for which a directory is a small file system; None if this machine does not permit that."""
     for flags in ("-m", "-Urm"):
-        command = ["unshare", flags, "sh", "-c", f'mount -t tmpfs -o size={size} tmpfs "$0" && exec "$@"', str(directory)]
+        command = [
+            "unshare",
+            flags,
+            "sh",
+            "-c",
+            f'mount -t tmpfs -o size={size},mode=700 tmpfs "$0" && exec "$@"',
+            str(directory),
+        ]
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             if subprocess.run([*command, "true"], capture_output=True, timeout=20, check=False).returncode == 0:
                 return command

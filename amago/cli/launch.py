@@ -56,8 +56,11 @@ def add_shared_arguments(parser: ArgumentParser) -> None:
     add("arguments", nargs=REMAINDER, metavar="ARGS", help="the script's own arguments")
 
 
-def _task(args: Namespace, collectors: int) -> Task:
-    """The task that the arguments describe."""
+def _task(args: Namespace, collectors: int, least: int = 1) -> Task:
+    """The task that the arguments describe, with so many collectors here."""
+    for name, value, lowest in (("collectors", args.collectors or 0, least), ("learners", vars(args).get("learners", 1), 1)):
+        if value < lowest:
+            raise ValueError(f"--{name} must be at least {lowest}, got {value}")
     program = [*(["-m"] if args.module else []), args.script, *args.arguments]
     return Task(program, collectors, args.hang_timeout, args.max_policy_lag, 1e9 * args.max_undelivered)
 
@@ -94,7 +97,7 @@ def run(args: Namespace) -> int:
     if args.collectors is None and args.bus is None:
         raise ValueError("give --collectors N, or --bus URL for collectors on other machines")
     wanted = args.collectors or 0
-    task = _task(args, 0 if args.ray else wanted)
+    task = _task(args, 0 if args.ray else wanted, least=0 if args.bus else 1)
     launcher = Launcher(task, args.learners, args.updates_per_step, args.bus, args.quiet)
     words = [f"--bus={args.bus}", f"--hang-timeout={args.hang_timeout}", f"--max-undelivered={args.max_undelivered}"]
     words += [] if args.max_policy_lag is None else [f"--max-policy-lag={args.max_policy_lag}"]
@@ -118,7 +121,5 @@ def add_collect_arguments(parser: ArgumentParser) -> None:
 
 
 def collect(args: Namespace) -> int:
-    if args.collectors < 1:
-        raise ValueError(f"--collectors must be at least 1, got {args.collectors}")
     home = args.node_dir or Path.home() / ".cache" / "amago" / "collect"
     return node.collect(_task(args, args.collectors), args.bus, home.absolute())

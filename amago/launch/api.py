@@ -8,6 +8,8 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 
+from amago.registry import require
+
 # as "python -m amago.cli", which would look for a folder "amago" in the current directory first
 _MAIN = "import sys; sys.path[:] = [p for p in sys.path if p]; from amago.cli import main; sys.exit(main())"
 AMAGO = (sys.executable, "-c", _MAIN)
@@ -34,11 +36,11 @@ def launch(
     Returns:
         the exit code: the learner's; 1 if a process dies or hangs again and again; 2 after a mistake in the arguments.
     """
-    options = {
-        "learners": learners, "updates_per_step": updates_per_step, "hang_timeout": hang_timeout, "bus": bus, "ray": ray,
-        "max_policy_lag": max_policy_lag, "max_undelivered": max_undelivered,
-    }  # fmt: skip
-    return subprocess.run(command(program, argv, collectors, quiet=quiet, **options), check=False).returncode
+    words = command(
+        program, argv, collectors, quiet=quiet, learners=learners, updates_per_step=updates_per_step, hang_timeout=hang_timeout, bus=bus, ray=ray,
+        max_policy_lag=max_policy_lag, max_undelivered=max_undelivered,
+    )  # fmt: skip
+    return subprocess.run(words, check=False).returncode
 
 
 def command(
@@ -54,10 +56,7 @@ def command(
 def collectors_on_ray(address: str, words: Sequence[str], collectors: int) -> Iterator[None]:
     """Let Ray start ``amago collect`` with these words on the nodes of a cluster, and again elsewhere when it ends or a node dies. Each
     collector takes a core; up to four share a process, as many as the smallest node has cores. They end with the block."""
-    try:
-        import ray
-    except ImportError:
-        raise ValueError("--ray needs Ray: pip install 'amago[ray]'") from None
+    ray = require("ray", "ray", "--ray")
     if tuple(int(part) for part in ray.__version__.split(".")[:2]) < _LEAST_RAY:
         raise ValueError(f"Ray {ray.__version__} has no tokens: who reaches its ports runs code as you; install 2.52 or later")
     if os.environ.get("RAY_AUTH_MODE") != "token":

@@ -1,8 +1,9 @@
 """Bundles: many finished files of a node in one, numbered without gaps, from its disk to the learner's store, each exactly once.
 
 A bundle is an uncompressed zip archive of trajectories, and of reports, which end in ".json". Its life: files are moved into a directory of
-the node, and put on the bus as one; the learner stages them, notes {writer: next number}, and moves them into its store; the bundle is
-deleted. A process that is killed at any of these steps is followed by one that repeats the step with the same names.
+the node, and put on the bus as one; the learner writes them and {writer: next number} into a directory, gives that its last name, and moves the
+files into its store; the bundle is deleted. A process that is killed at any of these steps is followed by one that repeats the step with the
+same names.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from amago.launch.bus import OUT, Bus, own_directory
-from amago.run.launched.protocol import OUTBOX, SPOOL, STAGING
-from amago.store.files import TEMPORARY, is_stale, replace_file
+from amago.run.launched.protocol import OUTBOX, REPORTS, SPOOL
+from amago.store.files import TEMPORARY, is_stale, sync_directory
 
 log = logging.getLogger(__name__)
 BUNDLE_BYTES, BUNDLE_SECONDS, LOCAL_SECONDS = 8 << 20, 5.0, 0.25
 """Size of a bundle; longest time for which a file may wait for others, and that where the bus is a directory."""
 _NAME = re.compile(r"(\d{9})-n\d+")
+_MARK = ".arrived.json"  # with {writer: next number}, in a batch of files, none of which has this name
 _AT_ONCE, _THREADS = 8, 4  # bundles in memory
 
 
@@ -52,16 +54,14 @@ class Spool:
         self._next = 0
         for path in (p for home in homes for p in home.glob("bundles/*/.*")):  # on the bus
             shutil.rmtree(path)
-        left = sorted(p for home in homes for p in home.glob("bundles/*/[0-9]*") if p.is_dir())  # by earlier starts
-        self._bundles = {path: sum(p.stat().st_size for p in path.iterdir()) for path in left}
 
     def pump(self, flush: bool = False, seconds: float = 1.0) -> None:
         """Bundle the files that are due, with ``flush`` all, and put bundles on the bus, one or for so long. After an exception they wait:
         call again."""
         until = time.monotonic() + seconds
         self._bundle(flush)
-        while self._bundles:
-            self._put(next(iter(self._bundles)))
+        while bundles := self._bundles():
+            self._put(min(bundles))
             if time.monotonic() >= until:
                 return
             self._bundle(flush)
@@ -69,7 +69,11 @@ class Spool:
     @property
     def waiting(self) -> int:
         """Bytes that are not on the bus."""
-        return sum(info.st_size for _, info in self._files()) + sum(list(self._bundles.values()))
+        return sum(info.st_size for _, info in self._files()) + sum(int(p.name.rpartition("-")[2]) for p in self._bundles())
+
+    def _bundles(self) -> list[Path]:
+        """Directories of bundles, NUMBER-BYTES, of this start and earlier ones."""
+        return [path for home in self.homes for path in home.glob("bundles/*/[0-9]*")]
 
     def _bundle(self, flush: bool) -> None:
         part: list[Path] = []
@@ -87,12 +91,11 @@ class Spool:
 
     def _gather(self, files: Sequence[Path], size: int) -> None:
         """Move files into the directory of a new bundle, which needs no space on the disk."""
-        folder = self.directory / f"{self._next:09d}"
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = self.directory / f"{self._next:09d}-{size}"
+        folder.mkdir(parents=True)
+        self._next += 1  # what is there is put on the bus, even if not all can be moved
         for path in files:
             os.rename(path, folder / path.name)
-        self._next += 1
-        self._bundles[folder] = size
         self.delivered.update(path.parent.parent.name for path in files if path.suffix == ".json")
 
     def _put(self, folder: Path) -> None:
@@ -106,22 +109,20 @@ class Spool:
                     aside = folder.parent.parent / f".unreadable-{path.name}"
                     log.warning("%s cannot be read (%s) and stays behind as %s", path, err, aside)
                     os.rename(path, aside)
-        self.bus.put(f"{OUT}/{folder.parent.name}/{folder.name}-n{rollouts}", content.getvalue())
+        self.bus.put(f"{OUT}/{folder.parent.name}/{folder.name[:9]}-n{rollouts}", content.getvalue())
         os.rename(folder, done := folder.with_name(f".{folder.name}"))  # at once, or a part of it might be put again
-        del self._bundles[folder]
         shutil.rmtree(done)
 
     def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
         """Complete files, oldest name first; incomplete files of killed processes are deleted."""
-        for directory in (d for home in self.homes for d in sorted(home.glob("collector-*"))):
-            for folder in (directory / SPOOL, directory / OUTBOX):
-                for name in sorted(os.listdir(folder)) if folder.exists() else ():
-                    path = folder / name
-                    if name.startswith(TEMPORARY) and is_stale(folder, name):
-                        path.unlink(missing_ok=True)
-                    elif not name.startswith("."):
-                        with contextlib.suppress(FileNotFoundError):
-                            yield path, path.stat()
+        for path in (
+            p for home in self.homes for folder in (SPOOL, OUTBOX) for p in sorted(home.glob(f"collector-*/{folder}/*"))
+        ):
+            if path.name.startswith(TEMPORARY) and is_stale(path.parent, path.name):
+                path.unlink(missing_ok=True)
+            elif not path.name.startswith("."):
+                with contextlib.suppress(FileNotFoundError):
+                    yield path, path.stat()
 
 
 class Ingest:
@@ -129,20 +130,16 @@ class Ingest:
 
     Args:
         directory: receives the trajectories.
-        reports: receives the reports of collectors.
-        key: of the run: launches of several runs may share a store.
+        staging: a directory of the run on the same disk, in which "reports" receives the reports of collectors.
     """
 
-    def __init__(self, bus: Bus, directory: str | Path, reports: str | Path, key: str):
-        self.bus, self.directory, self.reports = bus, Path(directory), Path(reports)
-        self.staging = self.directory.parent / STAGING / key
-        for path in (self.directory, self.reports, self.staging):
+    def __init__(self, bus: Bus, directory: str | Path, staging: str | Path):
+        self.bus, self.directory, self.staging = bus, Path(directory), Path(staging)
+        for path in (self.directory, self.staging / REPORTS):
             path.mkdir(parents=True, exist_ok=True)
         self._mark = self.staging / "arrived.json"
-        known = json.loads(self._mark.read_text(encoding="utf-8")) if self._mark.exists() else {}
-        self._next: dict[str, int] = known.get("next", {})
-        self._batch = int(known.get("batch", 0))
         self._settle()
+        self._next: dict[str, int] = json.loads(self._mark.read_text(encoding="utf-8"))["next"] if self._mark.exists() else {}
 
     def pull(self) -> int:
         """Take the bundles that are there; returns their number. After an exception nothing is lost: call again."""
@@ -166,7 +163,8 @@ class Ingest:
         return len(due)
 
     def _take(self, part: Sequence[tuple[str, str]], contents: Sequence[bytes]) -> None:
-        batch = self.staging / f"batch-{self._batch + 1}"
+        batch = self.staging / "batch"  # what has not got its last name is pulled again
+        shutil.rmtree(batch, ignore_errors=True)
         batch.mkdir()
         for (writer, name), content in zip(part, contents, strict=True):
             try:
@@ -178,24 +176,22 @@ class Ingest:
                 (refused / f"{writer}-{name}").write_bytes(content)
                 log.warning("%s/%s/%s is no readable bundle (%s); it is kept in %s", OUT, writer, name, err, refused)
         after = self._next | {writer: int(name[:9]) + 1 for writer, name in part}
+        (batch / _MARK).write_text(json.dumps({"next": after}), encoding="utf-8")
         _sync_all(self.staging)
-        noted = json.dumps({"next": after, "batch": self._batch + 1})
-        replace_file(self._mark, lambda new: new.write_text(noted, encoding="utf-8"))
-        self._next, self._batch = after, self._batch + 1
+        os.rename(batch, self.staging / "arrived")
+        self._next = after
+        sync_directory(self.staging)
         self._settle()
 
     def _settle(self) -> None:
-        """Move the files of the batch that is noted to where they belong, and drop others, which are pulled again. A rename that is not
-        durable leaves its file in the batch."""
-        for batch in self.staging.glob("batch-*"):
-            if batch.name == f"batch-{self._batch}":
-                for path in sorted(batch.iterdir()):
-                    if path.suffix == ".json":  # perhaps to another disk
-                        shutil.move(path, whole := self.reports / f"{path.name}.part")
-                        os.rename(whole, self.reports / path.name)
-                    else:
-                        os.rename(path, self.directory / path.name)
-            shutil.rmtree(batch)
+        """Move the files of the batch that has arrived to where they belong, its mark last. A rename that is not durable leaves its file in
+        the batch."""
+        if (batch := self.staging / "arrived").exists():
+            for path in sorted(batch.glob("[!.]*")):
+                os.rename(path, (self.staging / REPORTS if path.suffix == ".json" else self.directory) / path.name)
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(batch / _MARK, self._mark)
+            batch.rmdir()
 
 
 def _unpack(content: bytes) -> list[tuple[str, bytes]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import stat
@@ -14,29 +13,27 @@ from typing import Any
 from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 
+from amago.registry import require
 from amago.store.files import TEMPORARY, replace_file
 
-OUT, POLICY, ORDERS, BEATS, EXPLORATION = "out", "policy.pt", "orders.json", "beat", "exploration.json"
-"""Names on a bus: bundles of collectors, the newest policy, the launcher's orders, signs of life of nodes, exploration schedules."""
+OUT, POLICY, BEATS = "out", "policy.pt", "beat"
+"""Names on a bus: bundles of collectors, the newest policy, signs of life of nodes."""
 _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oci", "oss", "memory"}  # where a put is atomic
 # hosts must be in known_hosts; a connection that is dead is noticed within a minute
 _SSH = {"known_hosts": (), "connect_timeout": 60, "keepalive_interval": 15, "keepalive_count_max": 3}
 
 
-def own_directory(path: Path, mend: bool = False) -> Path:
-    """Make a directory that this user alone may write, or raise a `ValueError` where it is a link, another user's, or open to others.
-    ``mend`` closes one that is this user's, and within one of this user's."""
+def own_directory(path: Path) -> Path:
+    """Make a directory that this user alone may write, or raise a `ValueError` where it is a link, another user's, or open to others."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
     info = os.lstat(path)
-    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or (info.st_mode & 0o022 and not mend):
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o022:
         raise ValueError(
             f"{path} must be a directory of your own that nobody else may write (chmod 700), not a link or a directory of another user: "
             "whoever can write there decides what is trained on"
         )
-    if mend:
-        path.chmod(0o700)
     return path
 
 
@@ -45,7 +42,8 @@ class Bus:
     the storage client.
 
     Args:
-        url: a directory, made with mode 0700, or a URL of fsspec ("s3://bucket/run", "sftp://host/path"); else a `ValueError`.
+        url: a directory, made with mode 0700, or a URL of fsspec ("s3://bucket/run", "sftp://host/path"); a `ValueError` where it cannot be
+            reached, or an ImportError that names the extra.
     """
 
     def __init__(self, url: str):
@@ -55,14 +53,11 @@ class Bus:
         self._options = _SSH if protocol in ("sftp", "ssh") else {}
         if self.local:
             own_directory(Path(url.removeprefix("file://")).absolute())
-        if self._options and importlib.util.find_spec("sshfs") is None:
-            raise ValueError(f"bus {url!r} needs sshfs: pip install 'amago[sftp]'")
+        if self._options:
+            require("sshfs", "sftp", f"bus {url!r}")
         self._found: tuple[AbstractFileSystem, str] | None = None
         try:
-            with self._reach(""):
-                pass
-        except (ImportError, ValueError) as err:
-            raise ValueError(f"bus {url!r}: {err}") from err
+            self.names("")
         except Exception as err:  # each storage client has its own
             raise ValueError(f"the bus {url} cannot be reached: {type(err).__name__}: {err}") from err
 
@@ -114,8 +109,6 @@ class Bus:
 
     def get_json(self, name: str) -> dict[str, Any] | None:
         """The JSON object in a file; None if there is none."""
-        try:
-            found = json.loads(self.get(name))
-        except (FileNotFoundError, ValueError):
-            return None
-        return found if isinstance(found, dict) else None
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            return dict(json.loads(self.get(name)))
+        return None

@@ -20,10 +20,9 @@ from typing import Any
 
 from amago import __version__
 from amago.launch.bundles import Spool
-from amago.launch.bus import BEATS, EXPLORATION, ORDERS, POLICY, Bus, own_directory
+from amago.launch.bus import BEATS, POLICY, Bus, own_directory
 from amago.launch.processes import STEP_SECONDS, STOP_SECONDS, Role, end_all, run, say
-from amago.run.launched import protocol
-from amago.run.launched.protocol import STATE_FILE, Assignment, read_small, write_small
+from amago.run.launched.protocol import ORDERS, Assignment, read_small, write_beat
 from amago.run.locks import HeldError, RunLock
 from amago.store.files import replace_file
 
@@ -100,13 +99,12 @@ class Node:
 
     def __init__(
         self, task: Task, bus: Bus, homes: Sequence[Path], control: Path, policy: Path | None = None, seconds: float = 1.0
-    ):  # fmt: skip
+    ):
         self.task, self.bus, self.home, self.control, self.waiting = task, bus, homes[0], control, 0
         self.name = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
         self.orders: dict[str, Any] = {}
         self._fetches, self._policy = policy is None, policy or own_directory(self.home / "policy")
         self._version = self._count = 0  # of the policy that was fetched; of beats
-        self._full, self._failure = False, ""
         places = zlib.crc32(self.name.encode()), str(self.home), str(self._policy)
         self.collectors = [
             Role(
@@ -122,17 +120,14 @@ class Node:
             Every(self._count_waiting, 1.0, f"counting what waits in {self.home}"),
         ]
 
-    def watch(self) -> None:
-        """Once there are orders, pass them on, start collectors that are due, and replace those that have died or hang."""
+    def watch(self) -> bool:
+        """Once there are orders, pass them on, start collectors that are due, and replace those that have died or hang; False after the last
+        orders."""
         if self.orders:
             self._pass_on()
             for role in self.collectors:
                 role.watch(self.spool.delivered[role.name])
-
-    def send(self, number: int) -> None:
-        """Send all collectors a signal."""
-        for role in self.collectors:
-            role.send(number)
+        return not self.orders.get("stop")
 
     def report(self) -> dict[str, Any]:
         """The state of this machine: bytes that wait, processes replaced so far, and the newest sign of life of each collector."""
@@ -141,33 +136,29 @@ class Node:
 
     def end(self, failure: str = "") -> None:
         """End all collectors, and deliver what they have written, if the bus can be reached."""
-        self._failure = failure
-        self.send(signal.SIGTERM)
-        end_all(self.collectors, STOP_SECONDS)
+        end_all(self.collectors, STOP_SECONDS, signal.SIGTERM)
         for thread in self._threads:
             thread.end()
         try:
             self.spool.pump(flush=True, seconds=60.0)
-            self._put_beat(ended=True)
+            self._put_beat(True, failure)
         except Exception as err:
             log.warning("the last files are not delivered, and wait in %s: %s", self.home, err)
 
     def _count_waiting(self) -> None:
-        self.waiting, most = self.spool.waiting, self.task.max_undelivered
-        before, self._full = self._full, self.waiting >= most
-        if self._full and not before:
+        before, most, self.waiting = self.waiting, self.task.max_undelivered, self.spool.waiting
+        if self.waiting >= most > before:
             text = "%.3g GB wait to be delivered, and %.3g may: collectors pause until they are"
             log.warning(text, self.waiting / 1e9, most / 1e9)
 
     def _pass_on(self) -> None:
         """Write the orders for the collectors of this machine, where they have changed, or were tidied away with temporary files."""
         given = {
-            "version": self.orders["version"], "pause": self.orders["pause"] or self._full,
+            "version": self.orders["version"], "pause": self.orders["pause"] or self.waiting >= self.task.max_undelivered,
             "evaluates": self.orders["evaluator"] == self.name,
         }  # fmt: skip
-        if given != read_small(path := self.control / protocol.ORDERS):
-            with contextlib.suppress(OSError):  # the disk is full: the next time
-                write_small(path, given)
+        if given != read_small(path := self.control / ORDERS):
+            write_beat(path, given)
 
     def _follow(self) -> None:
         """Read the orders on the bus, and fetch the newest policy; collectors begin once there is one."""
@@ -175,28 +166,21 @@ class Node:
         if orders is None or (orders["stop"] and not self.orders):  # of a launch that is over
             return
         if self._fetches and orders["version"] > self._version:
-            with contextlib.suppress(FileNotFoundError):
-                content = self.bus.get(POLICY)
-                replace_file(self._policy / "policy.pt", lambda tmp: tmp.write_bytes(content))
-                self._version = orders["version"]
+            content = self.bus.get(POLICY)
+            replace_file(self._policy / "policy.pt", lambda tmp: tmp.write_bytes(content))
+            self._version = orders["version"]
         if not self.orders:
             if self._fetches and not self._version:
                 return
             if (theirs := orders["amago"]) != __version__:
                 say(f"this is amago {__version__}, and the learner's is {theirs}: install the same version if it fails")
-            if state := self.bus.get_json(EXPLORATION):  # of another collector, with which those that have none begin
-                write_small(self.home / STATE_FILE, state)
         self.orders = orders
 
-    def _put_beat(self, ended: bool = False) -> None:
-        """Put a sign of life on the bus, and now and then the exploration schedules, with which collectors of new machines begin."""
+    def _put_beat(self, ended: bool = False, failure: str = "") -> None:
+        """Put a sign of life on the bus."""
         self._count += 1
-        self.bus.put(f"{BEATS}/{self.name}.json", {
-            "count": self._count, "host": socket.gethostname(), "ended": ended, "failure": self._failure, **self.report(),
-        })  # fmt: skip
-        path = self.home / "collector-0" / STATE_FILE
-        if self._count % 6 == 1 and path.exists():
-            self.bus.put(EXPLORATION, path.read_bytes())
+        beat = {"count": self._count, "host": socket.gethostname(), "ended": ended, "failure": failure, **self.report()}
+        self.bus.put(f"{BEATS}/{self.name}.json", beat)
 
 
 def collect(task: Task, url: str, home: Path) -> int:
@@ -207,12 +191,7 @@ def collect(task: Task, url: str, home: Path) -> int:
     say(f"{task.collectors} collectors wait for the launch at {url}")
     control = Path(tempfile.mkdtemp(prefix="amago-launch-"))
     node = Node(task, bus, [path for path, _ in claimed], control)
-
-    def step() -> bool:
-        node.watch()
-        return not node.orders.get("stop")
-
-    return run(control, step, lambda failure, _: node.end(failure))
+    return run(control, node.watch, lambda failure, _: node.end(failure))
 
 
 def _claim(parent: Path) -> list[tuple[Path, RunLock]]:

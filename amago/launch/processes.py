@@ -16,7 +16,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from amago.run.launched.protocol import LONG, RANKS_FILE, SHORT, Assignment, read_small
+from amago.run.launched.protocol import RANKS_FILE, Assignment, read_small
 from amago.store import system
 
 START_SECONDS, STEP_SECONDS, STOP_SECONDS = 600.0, 180.0, 120.0
@@ -123,17 +123,6 @@ class Role:
                     self.command, env={**shared, **own}, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
                 ))  # fmt: skip
 
-    @property
-    def runs(self) -> bool:
-        """True if any of its processes runs."""
-        return any(process.poll() is None for process in self.processes)
-
-    @property
-    def code(self) -> int | None:
-        """The exit code of the first rank, or of one that failed; None while one runs, or before the start."""
-        codes = [process.poll() for process in self.processes] or [None]
-        return None if None in codes else next((c for c in codes if c), 0)
-
     def read_beat(self) -> None:
         """Read the newest sign of life."""
         with contextlib.suppress(OSError):
@@ -141,11 +130,6 @@ class Role:
             if stamp != self._stamp:
                 self._stamp, self._silent_since = stamp, time.monotonic()
                 self.beat = read_small(self.assignment.beat_file) or self.beat
-
-    def send(self, number: int) -> None:
-        """Send a signal to those that run."""
-        for process in self.processes:
-            process.send_signal(number)
 
     def kill(self) -> None:
         """End all processes, and all that they have started, at once."""
@@ -170,7 +154,7 @@ class Role:
         self.read_beat()
         codes = [code for process in self.processes if (code := process.poll()) is not None]
         silent = time.monotonic() - self._silent_since
-        if codes and self.learns and min(codes) >= 0:  # the other ranks are about to end, too
+        if codes and self.learns and (min(codes) >= 0 or self.beat.get("over")):  # the other ranks are about to end, too
             end_all([self], _ALONE_SECONDS)
             return False
         if codes:
@@ -181,11 +165,10 @@ class Role:
         return True
 
     def _longest_silence(self) -> float:
-        """Seconds within which the next beat must come; infinity if unknown, such as before a learner's ``learn()``."""
-        long = max(START_SECONDS, self.hang_timeout)
-        if not self.beat:
-            return long if self._failures or not self.learns else float("inf")
-        return {SHORT: self.hang_timeout, LONG: long}.get(str(self.beat.get("silence")), float("inf"))
+        """Seconds within which the next beat must come; infinity before the first ``learn()`` of a learner, and after it."""
+        if self.beat.get("over") or (self.learns and not self.beat and not self._failures):
+            return float("inf")
+        return max(START_SECONDS, self.hang_timeout) if self.beat.get("long", True) else self.hang_timeout
 
     def _fail(self, why: str, progress: int) -> None:
         """Kill it, and let it start again after a pause."""
@@ -213,10 +196,12 @@ class Role:
         self.processes, self.beat = [], {}
 
 
-def end_all(roles: Sequence[Role], seconds: float) -> None:
-    """Wait so long for processes to end, and kill those that have not."""
-    until = time.monotonic() + seconds
-    while any(role.runs for role in roles) and time.monotonic() < until:
+def end_all(roles: Sequence[Role], seconds: float, number: int = 0) -> None:
+    """Send processes a signal, if there is one, wait so long for their end, and kill those that have not ended."""
+    processes, until = [process for role in roles for process in role.processes], time.monotonic() + seconds
+    for process in processes:
+        process.send_signal(number)
+    while any(process.poll() is None for process in processes) and time.monotonic() < until:
         time.sleep(0.1)
     for role in roles:
         role.kill()

@@ -29,11 +29,12 @@ class Run(Protocol):
     epoch: int
     epochs: int
     grad_update_counter: int
-    frames_by_env: dict[str, int]
     should_stop: bool
     launched: bool
     checkpoints: Any
     logger: Any
+    moments: CallbackList
+    position: Any
     signals: Signals
     train_envs: Any
     phase_statistics: PhaseStatistics | None

@@ -52,11 +52,13 @@ class RunCheckpoints:
         latest, best: files of the policy published for other processes, and of the weights of the best evaluation.
         version: of the published policy that this process wrote or read last, from 1; 0 if there is none. Versions rise by one with
             each publication, also after a resume.
+        note: on the policy that this process read last; None if there is none.
         saved: training states that this process has saved.
         description: of the policy, as JSON types; every file of weights holds it, so that one can be loaded without the run's directory.
     """
 
     description: Mapping[str, Any] | None = None
+    note: Mapping[str, Any] | None = None
 
     def __init__(self, run_dir: Path, run_name: str):
         self.run_dir, self.run_name, self.version, self.saved = run_dir, run_name, 0, 0
@@ -114,12 +116,12 @@ class RunCheckpoints:
         self.saved += succeeded
         return succeeded
 
-    def publish(self, weights: Mapping[str, Tensor]) -> bool:
-        """Publish weights for other processes; returns whether that succeeded."""
+    def publish(self, weights: Mapping[str, Tensor], note: Mapping[str, Any] | None = None) -> bool:
+        """Publish weights for other processes, with a note on them; returns whether that succeeded."""
 
         def write() -> None:
             version = max(self.version, self._published()) + 1
-            save_weights(weights, self.latest, version, self.description)
+            save_weights(weights, self.latest, version, self.description, note)
             self.version = version
             link = self.run_dir / "policy.pt"
             if not link.is_symlink():
@@ -157,7 +159,7 @@ class RunCheckpoints:
         """The published weights; None if there are none, or none newer than those that were read or published here."""
         if not self.latest.is_file():
             return None
-        weights, version, *_ = load_weight_file(self.latest)
+        weights, version, _, note = load_weight_file(self.latest)
         if version < self.version:
             log.warning(
                 "%s holds version %d of the policy, older than version %d that was read before: it is ignored",
@@ -165,7 +167,7 @@ class RunCheckpoints:
             )  # fmt: skip
         if version < self.version or 0 < version == self.version:  # a file without a version may be new
             return None
-        self.version = version
+        self.version, self.note = version, note
         return weights
 
     def skip_latest(self) -> None:

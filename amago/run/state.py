@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -115,6 +116,7 @@ class Position:
     collected: int = 0  # steps of each actor in the current epoch
     trained: int = 0  # batches in the current epoch
     frames_by_env: dict[str, int] = field(default_factory=dict)  # environment steps collected by all ranks
+    explored: Counter[str] = field(default_factory=Counter)  # of a launch: an actor's steps so far, by class of exploration
     set_by_program: bool = False  # a loop outside of the library has set ``epoch`` to the one that it has just finished
     has_collected: bool = False  # this process, in the current epoch
     has_trained: bool = False  # this process has had a training phase
@@ -143,13 +145,14 @@ class Position:
         """The entries in a training state."""
         collected, trained = (0, 0) if self.set_by_program else (self.collected, self.trained)
         epoch = self.epoch + self.set_by_program
-        return {"epoch": epoch, "collected": collected, "trained": trained, "frames_by_env": self.frames_by_env}
+        progress = {"epoch": epoch, "collected": collected, "trained": trained}
+        return progress | {"frames_by_env": self.frames_by_env, "explored": self.explored}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a training state."""
         self.begin(state["epoch"])
         self.collected, self.trained = state["collected"], state["trained"]
-        self.frames_by_env = dict(state["frames_by_env"])
+        self.frames_by_env, self.explored = dict(state["frames_by_env"]), Counter(state.get("explored", {}))
 
 
 # ---- the state of actors ------------------------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""A program for the tests of the launcher that calls the parts of `start()` itself. Arguments as of `launched_program`, and "loop": a loop of its own."""
+"""A program for the tests of the launcher that calls the parts of `start()` itself. Arguments as of `launched_program`, and "loop": a loop of its own;
+"evaluate": an evaluation at the end."""
 
 import sys
 
@@ -17,5 +18,7 @@ if __name__ == "__main__":
             experiment.collect_new_training_data()
             experiment.train_epoch()
     experiment.learn()
+    if "evaluate" in sys.argv:
+        experiment.evaluate_test(launched_program.evaluated, timesteps=100)
     print("learned", experiment.grad_update_counter, experiment.env_steps, flush=True)
     experiment.close()

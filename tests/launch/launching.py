@@ -103,9 +103,9 @@ class Launch:
     @property
     def rollouts(self):
         """Rollouts that collectors have reported, those included that the learner has not read."""
-        unread = [json.loads(p.read_text()) for p in (self.run_dir / "launch" / "reports").glob("*.json")]
+        unread = [json.loads(p.read_text()) for p in (self.run_dir / "buffer" / ".arriving").glob("*/reports/*.json")]
         logged = sum(row["values"].get("Number of Rollouts", 0) for row in self.rows("rollout"))
-        return int(logged) + sum(len(r["lengths"]) for r in unread if r["section"] == "rollout")
+        return int(logged) + sum(len(r["statistics"]["episodes"]) for r in unread if r["section"] == "rollout")
 
     @property
     def arrived(self):

@@ -55,11 +55,11 @@ class Learner:
     """A store and what takes files into it."""
 
     def __init__(self, root, bus, key="run"):
-        self.root, self.bus, self.key = root, bus, key
+        self.root, self.bus, self.staging = root, bus, root / "buffer" / ".arriving" / key
         self.start()
 
     def start(self):
-        self.ingest = Ingest(self.bus, self.root / "buffer" / "fifo", self.root / f"reports-{self.key}", self.key)
+        self.ingest = Ingest(self.bus, self.root / "buffer" / "fifo", self.staging)
 
     @property
     def names(self):
@@ -81,7 +81,7 @@ def test_files_arrive_in_numbered_bundles_and_reports_beside_them(tmp_path, bus)
     assert node.spool.delivered == {"collector-0": 1}, "of reports"
     assert learner.ingest.pull() == 2
     assert learner.names == ["a", "b"]
-    assert os.listdir(tmp_path / "reports-run") == ["r.json"]
+    assert os.listdir(learner.staging / "reports") == ["r.json"]
     assert bundles(bus) == node.spooled == []
     assert node.spool.waiting == 0
 
@@ -205,9 +205,9 @@ def test_a_bundle_that_no_node_wrote_is_put_aside(tmp_path, bus, name, caplog):
     bus.put("out/w/000000001-n1", b"torn")
     learner.ingest.pull()
     assert learner.names == bundles(bus) == []
-    assert len(os.listdir(tmp_path / "buffer" / ".arriving" / "run" / "refused")) == 2
+    assert len(os.listdir(learner.staging / "refused")) == 2
     assert "is no readable bundle" in caplog.text
-    assert json.loads((tmp_path / "buffer" / ".arriving" / "run" / "arrived.json").read_text())["next"] == {"w": 2}
+    assert json.loads((learner.staging / "arrived.json").read_text())["next"] == {"w": 2}
 
 
 def test_a_bus_that_is_out_of_reach_loses_nothing(tmp_path, bus, monkeypatch):
@@ -219,7 +219,7 @@ def test_a_bus_that_is_out_of_reach_loses_nothing(tmp_path, bus, monkeypatch):
             with pytest.raises(OSError, match="no route"):
                 node.spool.pump(flush=True)
     assert node.spool.waiting > 0
-    node.spool.pump()
+    node.spool.pump(seconds=60)
     learner.ingest.pull()
     assert learner.names == ["a", "b"]
 

@@ -9,7 +9,7 @@ from launching import Launch, children_of, stop
 
 from amago.cli import main
 from amago.launch.bus import Bus
-from amago.launch.launcher import Leader
+from amago.launch.launcher import Leader, check_lease
 
 FOREVER = 100_000
 RUN = {"epochs": FOREVER, "train_batches_per_epoch": 2, "ckpt_interval": FOREVER, "resume": "auto"}
@@ -111,10 +111,10 @@ def test_a_bus_that_another_launch_leads_is_refused(tmp_path, other):
     until = time.time() + (-1 if other == "is-over" else 3600)
     bus.put("orders.json", {"lease": {"host": host, "pid": pid, "until": until}})
     if other in ("was-killed", "is-over"):
-        Leader(bus).check_lease()
+        check_lease(bus)
         return
     with pytest.raises(ValueError, match="another launch, pid"):
-        Leader(bus).check_lease()
+        check_lease(bus)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,8 @@ def test_a_bus_that_another_launch_leads_is_refused(tmp_path, other):
     [
         (["launch", __file__], "give --collectors N, or --bus URL"),
         (["launch", "--collectors", "1", "--ray", "auto", __file__], "give --bus URL"),
-        (["launch", "--collectors", "0", __file__], "collectors must be a whole number of at least 1"),
+        (["launch", "--collectors", "0", __file__], "--collectors must be at least 1, got 0"),
+        (["launch", "--collectors", "1", "--learners", "0", __file__], "--learners must be at least 1, got 0"),
         (["collect", "--bus", "nowhere://x", "--collectors", "1", __file__], "nowhere"),
         (["collect", "--bus", "/tmp/x", "--collectors", "0", __file__], "--collectors must be at least 1"),
         (["collect", "--bus", "/tmp/x", "--collectors", "1", "absent.py"], "which is not a file"),

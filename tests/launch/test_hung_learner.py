@@ -36,12 +36,12 @@ def test_a_learner_that_hangs_is_started_again_and_goes_on(launch, order, learne
 
 
 def test_a_learner_that_saves_says_so_and_is_left_alone(launch):
-    """`test_a_long_silence_is_a_hang_where_a_short_one_was_announced` has the time that it is given."""
+    """`test_a_long_silence_is_a_hang_unless_it_was_announced` has the time that it is given."""
     run = launch(resume="auto", **RUN)
     (run.root / "hold-save").touch()
     run.until(lambda: (run.root / "holds-save").exists())
     run.until(lambda: run.beat("learner").get("state") == "saving")
-    assert run.beat("learner")["silence"] == "long"
+    assert run.beat("learner")["long"]
     before, done = run.children["learner"], updates(run)
     (run.root / "hold-save").unlink()
     run.until(lambda: updates(run) > done)
@@ -77,7 +77,7 @@ class Learner(Role):
         pass
 
     def gives(self, silent, code=None, **beat):
-        self.beat = {"resumes": True, "silence": "short", "state": "training", **beat}
+        self.beat = {"resumes": True, "long": False, "state": "training", **beat}
         self._silent_since, self.processes[0].code = time.monotonic() - silent, code
 
 
@@ -105,11 +105,11 @@ def test_failures_in_a_row_are_counted_until_there_is_an_update(learner, capsys)
 
 
 @pytest.mark.parametrize(
-    ("silent", "announced", "hangs"),
-    [(9, "short", False), (11, "short", True), (11, "long", False), (101, "long", True), (10**6, None, False)],
+    ("silent", "beat", "hangs"),
+    [(9, {}, False), (11, {}, True), (11, {"long": True}, False), (101, {"long": True}, True), (10**6, {"over": True}, False)],
 )
-def test_a_long_silence_is_a_hang_where_a_short_one_was_announced(learner, silent, announced, hangs, capsys):
-    learner.gives(silent, silence=announced)
+def test_a_long_silence_is_a_hang_unless_it_was_announced(learner, silent, beat, hangs, capsys):
+    learner.gives(silent, **beat)
     assert learner.watch(0)
     assert ("was killed" in capsys.readouterr().err) == hangs
 

@@ -6,6 +6,7 @@ import signal
 import tiny
 from launching import assert_gone, family, stop
 
+from amago.run.checkpoint import load_weight_file
 from amago.run.plots import read_metrics
 
 FOREVER = 100_000
@@ -117,3 +118,24 @@ def test_epsilon_of_collectors_falls_within_the_run(launch):
     late = [r["values"]["Epsilon"] for r in rows if r["env_steps"] >= 0.75 * planned]
     assert late
     assert max(late) < 0.3, "it falls to .05 in the first half of the run; a million steps would leave it at 1"
+
+
+def test_a_collector_goes_on_in_the_exploration_schedule_of_the_one_that_it_replaces(launch, tmp_path):
+    (tmp_path / "update-slowly").touch()
+    run = launch("--updates-per-step", ":", collectors=1, epochs=1000, train_timesteps_per_epoch=24, train_batches_per_epoch=1)
+    known, directory = 1200, run.run_dir / "launch" / "collector-0"  # steps of an actor, of the 12,000 in which epsilon falls
+
+    def published():
+        note = load_weight_file(run.run_dir / "ckpts" / "latest" / "policy.pt").note if run.phases() else {"explored": {}}
+        return max(note["explored"].values(), default=0)
+
+    run.until(lambda: published() >= known)
+    rows, before = tiny.rows(directory, "rollout"), run.children["collector-0"]
+    os.kill(before, signal.SIGKILL)
+    run.until(
+        lambda: run.children.get("collector-0") not in (None, before) and len(tiny.rows(directory, "rollout")) > len(rows) + 3
+    )
+    largest = max(row["values"]["Epsilon"] for row in rows if row["env_steps"] >= 2 * known)
+    assert largest < 0.95
+    assert all(row["values"]["Epsilon"] <= largest for row in tiny.rows(directory, "rollout")[len(rows) :])
+    stop(run)

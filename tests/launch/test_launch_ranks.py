@@ -86,6 +86,18 @@ def test_a_program_that_calls_the_parts_of_start_is_launched(launch):
     assert "learned 15" in again.output
 
 
+def test_collectors_pause_while_the_program_evaluates_at_the_end(launch, tmp_path):
+    (hold := tmp_path / "hold-evaluation").touch()
+    run = launch(program=PARTS, words=["evaluate"], collectors=1, epochs=2, train_batches_per_epoch=3)
+    run.until(lambda: (run.root / "holds-evaluation").exists() and run.beat("collector-0").get("paused") == "paused")
+    before = run.children
+    time.sleep(3)  # in which collectors that end are replaced
+    assert run.children == before
+    hold.unlink()
+    assert run.wait() == 0, run.output
+    assert "replaced" not in run.output
+
+
 def test_a_loop_of_the_program_s_own_is_refused(launch):
     run = launch(program=PARTS, words=["loop"], collectors=1)
     assert run.wait() == 1

@@ -83,7 +83,7 @@ def test_every_file_that_a_node_has_made_arrives_once(hosts, tmp_path, fault, ca
     (tmp_path / "ssh").mkdir()
     server = stores.SecureShell(tmp_path / "ssh", addresses, before=["ip", "netns", "exec", hosts[0]])
     store, seen = tmp_path / "buffer" / "fifo", Counter()
-    ingest = Ingest(Bus(str(server.root / "bus")), store, tmp_path / "reports", "run")
+    ingest = Ingest(Bus(str(server.root / "bus")), store, tmp_path / "buffer" / ".arriving")
     environment = tiny.environment() | {"HOME": str(server.home)}
     program = Path(__file__).with_name("delivers.py")
 

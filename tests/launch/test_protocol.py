@@ -60,6 +60,6 @@ def test_before_the_first_step_there_is_no_ratio():
 def test_what_collectors_wait_for_and_what_is_not_delivered_is_said():
     collectors = [{"state": "collecting", "version": 2, "paused": why} for why in ("waiting for disk space", "paused")]
     collectors.append({"state": "collecting", "version": 1, "paused": "waiting for a newer policy"})
-    line = progress_line({**LEARNER, "version": 0}, collectors, (0.0, 0.0), newest=9, waiting=12_345_678)
+    line = progress_line({**LEARNER, "version": 9}, collectors, (0.0, 0.0), waiting=12_345_678)
     assert "collectors: 1 paused, 1 waiting for a newer policy, 1 waiting for disk space;" in line
     assert line.endswith("policy 9, lag 8 | 12 MB not delivered")

@@ -22,14 +22,11 @@ VARIABLE, RANKS_FILE = "AMAGO_ROLE", "AMAGO_RANKS_FILE"
 """Variables of a process: its `Assignment`; the file through which the ranks of a learner meet, rather than through a port."""
 PAUSED, OLD_POLICY, NO_SPACE = "paused", "waiting for a newer policy", "waiting for disk space"
 """Reasons for a collector's wait."""
-SHORT, LONG = "short", "long"
-"""Time until a learner's next beat: while it trains or waits; while it prepares, saves or runs callbacks."""
-ORDERS, STATE_FILE, SPOOL, OUTBOX = "orders.json", "exploration.json", Path("spool", "buffer", "fifo"), "outbox"
-"""Files with the orders to a machine's collectors, and the exploration schedules that a collector's successor goes on with; directories of
-trajectories and of reports in a collector's."""
-LAUNCH, REPORTS, STAGING = "launch", "reports", ".arriving"
-"""Directories of launches in a run's, with what a later launch needs; in it, of reports that the learner has not read yet; beside a store's,
-of files that are not in it yet."""
+ORDERS, SPOOL, OUTBOX = "orders.json", Path("spool", "buffer", "fifo"), "outbox"
+"""The file with the orders to a launch's machines, or to a machine's collectors; directories of trajectories and of reports in a collector's."""
+LAUNCH, STAGING, REPORTS = "launch", ".arriving", "reports"
+"""Directories of launches in a run's, with what a later launch needs; beside a store's, of files that are not in it yet; in a run's directory
+there, of reports that the learner has not read yet."""
 
 
 @dataclass(frozen=True)
@@ -105,9 +102,8 @@ class UpdateLimits:
     def parse(cls, text: str, warmup: int = 0) -> UpdateLimits:
         """Limits from "MIN:MAX"; either side may be empty."""
         try:
-            least, most = (
-                float(part) if part.strip() else default for part, default in zip(text.split(":"), (0.0, math.inf), strict=True)
-            )
+            sides = zip(text.split(":"), (0.0, math.inf), strict=True)
+            least, most = (float(part) if part.strip() else default for part, default in sides)
         except ValueError:
             raise ValueError(f"{text!r} is not of the form MIN:MAX, two numbers of updates per environment step") from None
         return cls(least, most, warmup)
@@ -143,8 +139,6 @@ def write_beat(path: Path, value: Mapping[str, Any]) -> None:
 
 def read_small(path: Path) -> dict[str, Any] | None:
     """The content of such a file; None if there is none."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
+    with contextlib.suppress(OSError, ValueError):
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    return None

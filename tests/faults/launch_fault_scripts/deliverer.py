@@ -9,7 +9,7 @@ from amago.launch.bus import Bus
 
 store, home, *directories = map(Path, sys.argv[1:])
 bus = Bus(str(home / "bus"))
-ingest = Ingest(bus, store, home / "reports", "test")
+ingest = Ingest(bus, store, store.parent / ".arriving")
 spool = Spool(bus, [home, *directories], f"writer-{os.getpid()}-{os.urandom(4).hex()}")
 print("ready", flush=True)
 while True:
