@@ -69,7 +69,7 @@ class PhaseStatistics:
         self.episodes.sort(key=lambda e: e.actor)
         self.restarts += later.restarts
         self.dropped += later.dropped
-        self.exploration = later.exploration
+        self.exploration = later.exploration or self.exploration
 
     def add_exploration(self, metrics: Mapping[str, Iterable[float]]) -> None:
         """Add the numbers of further actors."""

@@ -107,6 +107,7 @@ def test_ranks_collect_evaluate_and_learn_together(directory, lives):
     assert [r["values"]["Number of Rollouts"] for r in found if r["section"] == "val"] == [5, 5]
     assert [r["values"]["Number of Rollouts"] for r in found if r["section"] == "rollout"] == [8, 8]
     assert [r["env_steps"] for r in found if r["section"] == "rollout"] == [48, 96]
+    assert all("Epsilon" in r["values"] for r in found if r["section"] == "rollout")
     assert [r["values"]["trajectories"] for r in found if r["section"] == "buffer"] == [8, 16], "of both ranks, once"
     assert len([r for r in found if r["section"] == "test"]) == 1
 
