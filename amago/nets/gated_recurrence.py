@@ -97,11 +97,15 @@ class _Scan(torch.autograd.Function):
         return d_decay, g
 
 
+BLOCK, LEVELS = 8, 2
+"""Timesteps of a block of `scan_in_blocks`, and the levels of blocks of blocks that a compiler looks into."""
+
+
 def scan_(between: Tensor, states: Tensor, backwards: bool = False) -> Tensor:
     """The recurrence s_t + between_{t-1} s_{t-1} from the first timestep on, or s_t + between_t s_{t+1} from the last one back, for
     ``between`` (L - 1, ...) and ``states`` (L, ...), which may be overwritten. No gradients."""
-    if not states.is_cpu or torch.compiler.is_compiling():
-        return scan_in_pairs(between, states, backwards)
+    if torch.compiler.is_compiling() or not (states.is_cpu or len(states) <= 4 * BLOCK):
+        return scan_in_blocks(between, states, backwards)
     rows, factors = list(states.unbind(0)), list(between.unbind(0))
     if backwards:
         rows.reverse()
@@ -111,23 +115,42 @@ def scan_(between: Tensor, states: Tensor, backwards: bool = False) -> Tensor:
     return states
 
 
-def scan_in_pairs(between: Tensor, states: Tensor, backwards: bool = False) -> Tensor:
-    """`scan_` for GPUs, into new memory: within pairs of timesteps, over the pairs in the same way, and back. It takes few kernels for each
-    doubling of L, and reads and writes a number of bytes proportional to L."""
-    n, pairs = len(states), len(states) // 2
-    if n == 1:
-        return states
-    odd = n % 2 if backwards else 0  # pairs begin here; the timestep that is left over comes before or after them
-    first, second = states[odd : odd + 2 * pairs : 2], states[odd + 1 : odd + 2 * pairs : 2]
-    within, across = between[odd : odd + 2 * pairs : 2], between[odd + 1 : odd + 2 * pairs - 1 : 2]
-    left, link = (states[:odd], between[:odd]) if backwards else (states[2 * pairs :], between[2 * pairs - 1 :])
-    if backwards:
-        first = scan_in_pairs(across * within[:-1], torch.addcmul(first, within, second), True)
-        second = torch.cat((torch.addcmul(second[:-1], across, first[1:]), second[-1:]))
-        left = torch.addcmul(left, link, first[:1]) if odd else left
-    else:
-        second = scan_in_pairs(across * within[1:], torch.addcmul(second, within, first))
-        first = torch.cat((first[:1], torch.addcmul(first[1:], across, second[:-1])))
-        left = torch.addcmul(left, link, second[-1:]) if len(left) else left
-    both = torch.stack((first, second), 1).flatten(0, 1)
-    return torch.cat((left, both) if backwards else (both, left)) if len(left) else both
+def scan_in_blocks(between: Tensor, states: Tensor, backwards: bool = False) -> Tensor:
+    """`scan_` for GPUs and compilers, into new memory: within all blocks of `BLOCK` timesteps at once, over the ends of the blocks in the
+    same way, and from there into the blocks. It reads and writes a number of bytes proportional to L, and is compiled once for all L."""
+    none = torch.zeros_like(states[:1])
+    return _scan_in_blocks(torch.cat((between, none) if backwards else (none, between)), states, backwards, LEVELS)
+
+
+def _scan_in_blocks(factors: Tensor, states: Tensor, backwards: bool, levels: int) -> Tensor:
+    """`scan_in_blocks` with the ``factors`` (L, ...) of all states; that of the state with which the scan begins is 0."""
+    if torch.compiler.is_compiling() and levels == 0:
+        return _opaque_scan(factors, states, backwards)
+    if not torch.compiler.is_compiling() and levels < LEVELS:
+        return scan_(factors[:-1] if backwards else factors[1:], states, backwards)
+    n, blocks = len(states), max(len(states) // BLOCK + 1, 2)  # one block, or no padding, would be compiled apart
+    after = states.new_zeros((BLOCK * blocks - n, *states.shape[1:]))
+    parts = [list(torch.cat((x, after)).unflatten(0, (blocks, BLOCK)).unbind(1)) for x in (states, factors)]
+    for part in parts if backwards else ():
+        part.reverse()
+    (value, *more), (product, *factors_of_more) = parts
+    sums, products = [value], [product]
+    for value, factor in zip(more, factors_of_more):
+        sums.append(torch.addcmul(value, factor, sums[-1]))
+        products.append(factor * products[-1])
+    ends, none = _scan_in_blocks(products.pop(), sums.pop(), backwards, levels - 1), torch.zeros_like(after[:1])
+    entering = torch.cat((ends, none))[1:] if backwards else torch.cat((none, ends))[:-1]
+    found = [*(torch.addcmul(x, p, entering) for x, p in zip(sums, products)), ends]
+    return torch.stack(found[::-1] if backwards else found, 1).flatten(0, 1)[:n]
+
+
+@torch.library.custom_op("amago::scan", mutates_args=(), schema="(Tensor factors, Tensor states, bool backwards) -> Tensor")
+def _opaque_scan(factors: Tensor, states: Tensor, backwards: bool) -> Tensor:
+    """One operation for a compiler, which would compile a loop over each number of states apart."""
+    states = states.clone(memory_format=torch.contiguous_format)
+    return scan_(factors[:-1] if backwards else factors[1:], states, backwards)
+
+
+@_opaque_scan.register_fake
+def _(factors: Tensor, states: Tensor, backwards: bool) -> Tensor:
+    return states.new_empty(states.shape)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import importlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -67,10 +67,11 @@ class _Scan(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         L, B, D = x.shape
         y = torch.empty_like(x)
-        buffer = x.new_empty((min(chunk, L) + 1, B, A.shape[0], D))
+        parts = _parts(L, chunk)
+        buffer = x.new_empty((parts[0].stop + 1, B, A.shape[0], D))
         starts = []
         last = h0
-        for part in _parts(L, chunk):
+        for part in parts:
             states = buffer[: part.stop - part.start + 1]
             starts.append(last.clone())
             states[0] = starts[-1]
@@ -99,9 +100,10 @@ def _scan_backward(
     L, B, D = x.shape
     dx, ddt, db, dc = (torch.empty_like(z) for z in (x, dt, b, c))
     dA = torch.zeros_like(A)
-    buffer = x.new_empty((min(chunk, L) + 1, B, A.shape[0], D))
+    parts = _parts(L, chunk)
+    buffer = x.new_empty((parts[0].stop + 1, B, A.shape[0], D))
     later = torch.zeros_like(starts[0])  # decay_{t+1} g_{t+1} of the following chunk
-    for i, part in reversed(list(enumerate(_parts(L, chunk)))):
+    for i, part in reversed(list(enumerate(parts))):
         states = buffer[: part.stop - part.start + 1]
         states[0] = starts[i]
         decays, inputs = _decays(dt[part], A), dt[part] * x[part]
@@ -121,9 +123,13 @@ def _scan_backward(
     return dx, ddt, dA, db, dc
 
 
-def _parts(length: int, chunk: int) -> Iterator[slice]:
+def _parts(length: int, chunk: int) -> list[slice]:
     """The chunks of a sequence, as slices."""
-    return (slice(i, min(i + chunk, length)) for i in range(0, length, chunk))
+    parts, stop = [], 0
+    while stop < length:  # with a range or a minimum, a compiler would compile each length apart
+        start, stop = stop, stop + chunk if stop + chunk < length else length
+        parts.append(slice(start, stop))
+    return parts
 
 
 def selective_scan(
@@ -154,7 +160,7 @@ def selective_scan(
             return C @ state, state
         if chunk is None:  # it fits the cache of a CPU; on a GPU its states take at most a GiB
             fit = (2**28 if x.is_cuda else 2**18) // max(batch * channels * A.shape[1], 1)
-            chunk = min(max(fit, 4), length if x.is_cuda else 64)
+            chunk = max(fit, 4) if x.is_cuda else min(max(fit, 4), 64)
         first = x.new_zeros((batch, A.shape[1], channels)) if h0 is None else h0.to(x.dtype)
         xs, dts, bs, cs = (z.transpose(0, 1).contiguous() for z in (x, dt, B, C))
         y, last = _Scan.apply(xs, dts, A.t().contiguous(), bs, cs, first, chunk)

@@ -8,9 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._dynamo.utils import counters
 
-from amago.nets import gated_recurrence as module
-from amago.nets.gated_recurrence import MinGRU, linear_scan, scan_in_pairs
+from amago.nets.gated_recurrence import MinGRU, linear_scan, scan_, scan_in_blocks
+from amago.nets.traj_encoders import MambaTrajEncoder, MinGRUTrajEncoder
 
 
 def loop(decay, inputs, h0):
@@ -40,16 +41,38 @@ def test_scan_is_the_recurrence(length, seed, begins_at_zero):
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 5, 8, 33])
-@pytest.mark.parametrize("on_gpu", [False, True], ids=["in order", "in pairs"])
 @pytest.mark.parametrize("continues", [False, True])
-def test_gradients_of_the_scan(monkeypatch, length, on_gpu, continues):
-    """Both forms; the second is that of GPUs."""
-    if on_gpu:
-        monkeypatch.setattr(module, "scan_", scan_in_pairs)
+def test_gradients_of_the_scan(length, continues):
     decay, inputs, h0 = example(length)
     torch.testing.assert_close(linear_scan(decay, inputs, h0), loop(decay, inputs, h0))
     start = h0 if continues else None
     assert torch.autograd.gradcheck(lambda a, b: linear_scan(a, b, start), (decay.requires_grad_(), inputs.requires_grad_()))
+
+
+@settings(deadline=None)
+@given(st.integers(1, 200), st.booleans())
+def test_the_scan_of_gpus_is_that_of_cpus(length, backwards):
+    decay, inputs, _ = example(length)
+    expected = scan_(decay[1:], inputs.clone(), backwards)
+    torch.testing.assert_close(scan_in_blocks(decay[1:], inputs, backwards), expected)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler
+@pytest.mark.parametrize("encoder", [MinGRUTrajEncoder, MambaTrajEncoder])
+def test_one_compilation_serves_every_length(encoder):
+    torch._dynamo.reset()
+    counters.clear()
+    torch.manual_seed(0)
+    net = encoder(3, 40, d_model=8, n_layers=1).double()
+    compiled = torch.compile(net, dynamic=True, fullgraph=True, backend="aot_eager")
+    for length in (40, 3, 17, 24):
+        x, times = torch.randn(2, length, 3, dtype=torch.float64), torch.arange(length)[None, :, None].expand(2, -1, 1)
+        (expected, _), (found, _) = net(x, times), compiled(x, times)
+        torch.testing.assert_close(found, expected)
+        gradients = [torch.autograd.grad(y.square().sum(), list(net.parameters())) for y in (expected, found)]
+        torch.testing.assert_close(*gradients)
+    assert counters["stats"]["unique_graphs"] == 1
+    torch._dynamo.reset()
 
 
 def test_layer_is_the_minimal_gru():

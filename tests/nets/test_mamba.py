@@ -3,8 +3,6 @@
 import pytest
 import torch
 
-from amago.nets import mamba
-from amago.nets.gated_recurrence import scan_, scan_in_pairs
 from amago.nets.mamba import Mamba, selective_scan
 from amago.nets.traj_encoders import MambaTrajEncoder
 
@@ -28,11 +26,8 @@ def operands(L=7, B=2, D=3, N=4, dtype=torch.float64):
     return [z.to(dtype).requires_grad_() for z in found]
 
 
-@pytest.mark.parametrize("form", [scan_, scan_in_pairs], ids=["in order", "in pairs"])
 @pytest.mark.parametrize("chunk", [1, 3, 7, 50])
-def test_scan_and_its_gradient(chunk, form, monkeypatch):
-    """Both forms; the second is that of GPUs."""
-    monkeypatch.setattr(mamba, "scan_", form)
+def test_scan_and_its_gradient(chunk):
     args = operands()
     expected, last = sequential(*args)
     y, none = selective_scan(*args, chunk=chunk)
