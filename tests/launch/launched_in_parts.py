@@ -2,6 +2,7 @@
 "evaluate": an evaluation at the end."""
 
 import sys
+import time
 
 import launched_program
 
@@ -19,6 +20,7 @@ if __name__ == "__main__":
             experiment.train_epoch()
     experiment.learn()
     if "evaluate" in sys.argv:
+        time.sleep(1)  # in which the launcher sees that the run is over
         experiment.evaluate_test(launched_program.evaluated, timesteps=100)
     print("learned", experiment.grad_update_counter, experiment.env_steps, flush=True)
     experiment.close()

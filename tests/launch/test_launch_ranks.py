@@ -88,7 +88,9 @@ def test_a_program_that_calls_the_parts_of_start_is_launched(launch):
 
 def test_collectors_pause_while_the_program_evaluates_at_the_end(launch, tmp_path):
     (hold := tmp_path / "hold-evaluation").touch()
-    run = launch(program=PARTS, words=["evaluate"], collectors=1, epochs=2, train_batches_per_epoch=3)
+    run = launch(
+        "--updates-per-step", ":", program=PARTS, words=["evaluate"], collectors=1, epochs=2, train_batches_per_epoch=3
+    )
     run.until(lambda: (run.root / "holds-evaluation").exists() and run.beat("collector-0").get("paused") == "paused")
     before = run.children
     time.sleep(3)  # in which collectors that end are replaced
