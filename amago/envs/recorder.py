@@ -96,6 +96,7 @@ class RolloutBuffer:
             if x.rows != "1"
         }
         self._obs = [(name[len(OBS) :], a) for name, a in self._arrays.items() if name.startswith(OBS)]
+        self._steps = self._arrays["actions"], self._arrays["rews"][..., 0], self._arrays["dones"][..., 0]
         self._row_bytes = sum(a[0, 0].nbytes for a in self._arrays.values())
 
     def attach(self, extras: Mapping[str, Array]) -> None:
@@ -120,15 +121,15 @@ class RolloutBuffer:
         (B, ...) from its infos."""
         if self.t == self.capacity:
             self._make_room()
-        t, arrays = self.t, self._arrays
-        arrays["actions"][t], arrays["rews"][t, :, 0], arrays["dones"][t, :, 0] = action, reward, terminated
+        t, (actions, rewards, dones) = self.t, self._steps
+        actions[t], rewards[t], dones[t] = action, reward, terminated
         for name, array in self._from_policy:
-            arrays[name][t] = array
+            self._arrays[name][t] = array
         t += 1
         for key, ring in self._obs:
             ring[t] = obs[key]
         for name, values in extras.items():
-            ring = arrays[EXTRA + name]
+            ring = self._arrays[EXTRA + name]
             ring[t - (len(ring) == self.capacity)] = values
         self.t = t
 
@@ -194,13 +195,22 @@ class RolloutBuffer:
         """
         lengths = stops - self._start[rows]
         chosen = np.flatnonzero(lengths > 0)
-        size = self._row_bytes * np.cumsum(lengths[chosen])
-        for part in np.split(chosen, np.flatnonzero(np.diff(size // _WRITE_BYTES)) + 1) if len(chosen) else ():
+        parts = [chosen] if len(chosen) else []
+        if len(chosen) > 1:
+            size = self._row_bytes * np.cumsum(lengths[chosen])
+            parts = np.split(chosen, np.flatnonzero(np.diff(size // _WRITE_BYTES)) + 1)
+        for part in parts:
             which, n = rows[part], lengths[part]
             arrays = {name: array[which] for name, array in self._once.items()}
             for kind in ("T", "T+1"):
                 more = n + (kind == "T+1")
                 ends = np.cumsum(more)
+                if len(which) == 1:  # the common case, of environments that are not vectorised
+                    row, first = which[0], self._start[which[0]]
+                    for x in self._fields:
+                        if x.rows == kind:
+                            arrays[x.name] = self._arrays[x.name][first : first + more[0], row].copy()
+                    continue
                 at = np.arange(ends[-1]) + np.repeat(self._start[which] - ends + more, more)
                 places = at * self._env.batched_envs + np.repeat(which, more)
                 for x in self._fields:

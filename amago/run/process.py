@@ -9,6 +9,7 @@ import random
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -132,6 +133,7 @@ class SharedProcess:
     def __init__(self) -> None:
         self._own: dict[str, Any] | None = None  # inside `environments`: the state for the run's own work
         self._theirs: dict[str, Any] | None = None  # outside: the state for environments
+        self._look_at = 0.0  # for handlers that environments have set
 
     @contextlib.contextmanager
     def environments(self) -> Iterator[None]:
@@ -163,8 +165,10 @@ class SharedProcess:
             generator.set_state(state)
         if dtype is not own["default dtype"]:
             torch.set_default_dtype(own["default dtype"])
-        if any(signal.getsignal(number) is not handler for number, handler in self._handlers.items()):
-            self._keep_handlers()
+        if time.monotonic() >= self._look_at:  # to look at handlers takes as long as all else here
+            self._look_at = time.monotonic() + 0.2
+            if any(signal.getsignal(number) is not handler for number, handler in self._handlers.items()):
+                self._keep_handlers()
         try:
             yield
         finally:
