@@ -122,7 +122,9 @@ class EnsembleMLP(nn.Module):
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """C linear layers, (C, N, d_in) -> (C, N, d_out). A compiler adds the bias within the activation; baddbmm would copy it first."""
-    return torch.bmm(x, weight).add_(bias)
+    if torch.compiler.is_compiling():
+        return torch.bmm(x, weight).add_(bias)
+    return torch.baddbmm(bias, x, weight)
 
 
 def _layer_norms(x: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
