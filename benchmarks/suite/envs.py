@@ -8,6 +8,10 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from amago.envs.builtin.tmaze import TMazePassive
+from amago.envs.builtin.toy_gym import MetaFrozenLake
+from benchmarks.recall import RepeatPrevious
+
 SUITS = 4
 
 
@@ -101,3 +105,29 @@ def pendulum_positions() -> gym.Env[Any, Any]:
 def mountain_car_positions() -> gym.Env[Any, Any]:
     """MountainCarContinuous-v0 without its velocity."""
     return Positions("MountainCarContinuous-v0", [0])
+
+
+# without arguments, as `amago train` takes them
+def recall8() -> gym.Env[Any, Any]:
+    """Name the suit of the card of eight steps ago."""
+    return RepeatPrevious(8)
+
+
+def autoencode26() -> gym.Env[Any, Any]:
+    """Repeat 26 cards in reverse order."""
+    return Autoencode(26)
+
+
+def bandit5() -> gym.Env[Any, Any]:
+    """50 pulls of 5 arms."""
+    return BernoulliBandit(5, 50)
+
+
+def tmaze50() -> gym.Env[Any, Any]:
+    """The passive T-Maze of 50 steps."""
+    return TMazePassive(49)
+
+
+def lake3() -> gym.Env[Any, Any]:
+    """Six attempts at an unknown frozen lake of 3 x 3 fields."""
+    return MetaFrozenLake(size=3, k_episodes=6, max_episode_steps=9)

@@ -61,7 +61,7 @@ def registered():
     ("env_id", "model"),
     [
         *((name, "ff") for name in ("CartPole-v1", "Acrobot-v1", "FrozenLake-v1", "Pendulum-v1", "MountainCarContinuous-v0")),
-        ("Short-v0", "ff"), ("Hidden-v0", "transformer"), ("Bits-v0", "transformer"),
+        ("Short-v0", "ff"), ("Hidden-v0", "gru"), ("Bits-v0", "transformer"),
     ],
 )  # fmt: skip
 def test_environments_of_gymnasium_whose_observation_is_the_state_need_no_memory(registered, env_id, model):
@@ -69,6 +69,76 @@ def test_environments_of_gymnasium_whose_observation_is_the_state_need_no_memory
     choice = chosen(gym.make(env_id))
     assert choice.arguments["traj_encoder"] == model
     assert env_id != "Bits-v0" or "--memory none" in choice.reason, "who knows better is told how to say so"
+
+
+class Shown(gym.Env):
+    """Observations that are drawn anew in each step, or move by a little; rollouts of ``steps``, or of 5 to so many (``varies``)."""
+
+    observation_space, action_space = gym.spaces.Box(-9.0, 9.0, (2,), np.float32), gym.spaces.Discrete(3)
+
+    def __init__(self, moves=False, steps=40, varies=False, actions=None):
+        self.moves, self.steps, self.varies = moves, steps, varies
+        self.action_space = actions or self.action_space
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t, self.end = 0, int(self.np_random.integers(5, self.steps)) if self.varies else self.steps
+        self.seen = self.np_random.normal(size=2).astype(np.float32)
+        return self.seen, {}
+
+    def step(self, action):
+        self.t += 1
+        new = self.np_random.normal(size=2).astype(np.float32)
+        self.seen = (self.seen + 0.05 * new).clip(-9, 9) if self.moves else new
+        return self.seen, float(self.np_random.normal()), self.t == self.end, False, {}
+
+
+def test_a_gru_for_what_moves_and_attention_for_what_is_shown_once():
+    cards, positions = chosen(Shown()), chosen(Shown(moves=True))
+    assert cards.arguments["traj_encoder"] == "transformer"
+    assert positions.arguments["traj_encoder"] == "gru"
+    assert "attention" in cards.reason
+    assert "velocities" in positions.reason
+    assert any("qk_norm" in name for name in cards.settings)
+    assert not any("Tformer" in name for name in positions.settings)
+
+
+@pytest.mark.parametrize(
+    ("env", "horizon", "window"),
+    [
+        (Shown(steps=40), 1000, 40),  # as random actions show
+        (Shown(steps=200), 1000, 128),  # not longer
+        (Shown(steps=60, varies=True), 60, 60),  # as the limit says
+    ],
+)  # fmt: skip
+def test_training_sequences_are_as_long_as_rollouts_and_targets_reach_over_all_of_them(env, horizon, window):
+    choice = chosen(env, horizon)
+    assert choice.arguments["max_seq_len"] == window
+    assert choice.settings["amago.agent.Agent.targets"] == "tree_backup"
+
+
+def test_long_rollouts_that_vary_get_short_sequences():
+    choice = chosen(Shown(steps=300, varies=True, moves=True), 1000)
+    assert choice.arguments["max_seq_len"] == 16
+    assert choice.settings["amago.agent.Agent.n_step"] == 10
+
+
+def test_continuous_actions_with_memory():
+    choice = chosen(Shown(moves=True, actions=gym.spaces.Box(-1.0, 1.0, (2,))), 200)
+    assert (choice.arguments["traj_encoder"], choice.arguments["max_seq_len"]) == ("gru", 32)
+    assert "amago.agent.Agent.targets" not in choice.settings
+
+
+def test_random_choices_fall_over_thirty_rollouts_or_half_of_the_run(tmp_path, monkeypatch):
+    gym.register("Shown-v0", Shown)
+    try:
+        experiment(tmp_path, "Shown-v0", "--quiet")
+        assert config.bindings()["amago.envs.exploration.EpsilonGreedy.steps_anneal"] == 30 * 40
+        config.clear()
+        experiment(tmp_path, "Shown-v0", "--quiet", "--epochs", "2", "--timesteps_per_epoch", "100")
+        assert config.bindings()["amago.envs.exploration.EpsilonGreedy.steps_anneal"] == 100
+    finally:
+        gym.registry.pop("Shown-v0")
 
 
 def test_an_image_asks_for_memory():
