@@ -17,6 +17,7 @@ import numpy as np
 import tiny
 import torch
 from tiny import EPISODE
+from torch._dynamo.utils import counters
 
 import amago
 from amago.agent import MultiTaskAgent, exp_filter
@@ -315,6 +316,54 @@ def everything(directory, rank, count):
     (directory / f"lives-{rank}.json").write_text(json.dumps(lives))
 
 
+def compiled(directory, rank, count):
+    """The losses and weights of a few updates with and without the compiler, and the messages of one without it."""
+    smooth = {"Agent.fbc_filter_func": exp_filter, "exp_filter.clip_weights_high": 5.0}
+    tiny.config.bind({"TformerTrajEncoder.dropout_ff": 0.0, "TformerTrajEncoder.dropout_emb": 0.0, **smooth})
+    rows = slice(rank * ROWS // count, (rank + 1) * ROWS // count)
+    sent, all_reduce = [], torch.distributed.all_reduce
+    counted = lambda tensor, *args, **kwargs: (sent.append(tensor.numel()), all_reduce(tensor, *args, **kwargs))[1]  # noqa: E731
+    for traj in COMPILED:
+        found = {}
+        for on in (False, True):
+            e = tiny.started(
+                directory,
+                tiny.tmaze,
+                traj,
+                Watched,
+                name=f"{traj}-{on}",
+                max_seq_len=LENGTH,
+                compile=on,
+                grad_clip=1e9,
+                lr_warmup_steps=1,
+            )
+            e.policy_aclr.train()
+            torch.manual_seed(rank)
+            counters.clear()
+            torch.distributed.all_reduce = all_reduce if on else counted
+            with torch._inductor.config.patch(fallback_random=True):  # the random numbers of code that is not compiled
+                losses = []
+                for number in range(UPDATES):
+                    sent.clear()
+                    batch = batch_of(e.actors.spaces, "discrete", number, rows)
+                    floats = {k: getattr(batch, k).float() for k in ("rl2s", "rews", "actions")}
+                    batch = dataclasses.replace(batch, obs={k: v.float() for k, v in batch.obs.items()}, **floats)
+                    losses.append(e.train_step(batch, False)["Loss"].double())
+            found[on] = {
+                "weights": tiny.weights(e),
+                "losses": torch.stack(losses),
+                "sent": list(sent),
+                "graphs": counters["stats"]["unique_graphs"],
+                "breaks": sum(counters["graph_break"].values()),
+            }
+            e.close()
+        torch.save(found, directory / f"compiled-{traj}-{rank}.pt")
+        torch._dynamo.reset()
+
+
+COMPILED = ["transformer"]
+
+
 class StopAt(amago.Experiment):
     """Signals itself in one rank before some batch."""
 
@@ -353,4 +402,6 @@ def endless(directory, rank, count):
 
 if __name__ == "__main__":
     program, where = sys.argv[1:]
-    {"everything": everything, "endless": endless}[program](Path(where), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    {"everything": everything, "compiled": compiled, "endless": endless}[program](
+        Path(where), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    )

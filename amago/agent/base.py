@@ -184,7 +184,9 @@ class BaseAgent(nn.Module):
     def _weighted_sum(self, batch: Batch, losses: Mapping[str, Tensor], state_mask: Tensor) -> Tensor:
         """The scalar loss of `losses`; puts the mean of each and the sizes of the batch into `update_info`."""
         weights, drawn = {"critic": self.critic_loss_weight, **self.loss_weights}, batch.weights
-        means = {name: self._mean_loss(batch, name, loss, state_mask.to(torch.bool), drawn) for name, loss in losses.items()}
+        parts = [self._sum_of_loss(batch, name, loss, state_mask.to(torch.bool), drawn) for name, loss in losses.items()]
+        sums, counts, least = zip(*parts)
+        means = {name: added / count for name, added, count in zip(losses, sums, ranks.divisors(counts, least))}
         b, length = batch.rews.shape[:2]
         self.update_info |= {
             "Critic Loss": torch.zeros_like(next(iter(means.values()))),
@@ -195,9 +197,11 @@ class BaseAgent(nn.Module):
         }
         return torch.stack([weights.get(name, 1.0) * mean for name, mean in means.items()]).sum()
 
-    def _mean_loss(self, batch: Batch, name: str, loss: Tensor, state_mask: Tensor, weights: Tensor | None) -> Tensor:
-        """The mean of a loss (B, L, ...) where its mask, which users may edit to a bool or to weights, is True; over several ranks,
-        this rank's share of the mean over all (`amago.nets.ranks.divisor`).
+    def _sum_of_loss(
+        self, batch: Batch, name: str, loss: Tensor, state_mask: Tensor, weights: Tensor | None
+    ) -> tuple[Tensor, Tensor, float]:
+        """The sum of a loss (B, L, ...) where its mask, which users may edit to a bool or to weights, is True; the mask's count, and the
+        least number to divide by. Over several ranks the counts are shared (`amago.nets.ranks.divisors`).
 
         Sequences that were drawn more often than others count less, but the mean divides by the mask alone: a batch of one
         sequence keeps its weight, and several small batches weigh theirs as one large batch does.
@@ -212,8 +216,8 @@ class BaseAgent(nn.Module):
         if weights is not None:
             loss = loss * weights.view(-1, *(1,) * (loss.ndim - 1))
         if mask.dtype is torch.bool:
-            return torch.where(mask, loss, 0.0).sum() / ranks.divisor(mask.sum(), 1)
-        return torch.where(mask != 0, loss * mask, 0.0).sum() / ranks.divisor(mask.sum(), 1e-5)
+            return torch.where(mask, loss, 0.0).sum(), mask.sum(), 1
+        return torch.where(mask != 0, loss * mask, 0.0).sum(), mask.sum(), 1e-5
 
     def _compute_loss(self, batch: Batch, actor_loss: Tensor, critic_loss: Tensor | None, state_mask: Tensor) -> Tensor:
         """For overrides of `forward`: the scalar loss of losses (B, L, G, 1) and (B, L, C, G, 1) before masking; transitions

@@ -6,7 +6,7 @@ the same as in one process with all batches. Outside of it, and in one process, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -43,29 +43,32 @@ def total(*parts: Tensor) -> tuple[Tensor, ...]:
     return tuple(piece.view(part.shape).to(part.dtype) for piece, part in zip(pieces, parts))
 
 
-def average(part: Tensor) -> Tensor:
-    """The mean over all ranks; without gradient."""
-    return part if _ranks == 1 else total(part.double())[0].div(_ranks).to(part.dtype)
+def shared_if_not_finite(loss: Tensor) -> Tensor:
+    """The loss; over several ranks, with gradients of NaN where it is not finite, so that no rank makes an update with it."""
+    return loss if _ranks == 1 else loss * (1.0 + 0.0 * loss.detach())
 
 
-def divisor(count: Tensor, least: float) -> Tensor:
-    """The number by which each rank divides its own sum, so that the mean of the ranks' quotients is the sum of all over the
-    count of all.
+def divisors(counts: Sequence[Tensor], least: Sequence[float]) -> list[Tensor]:
+    """The numbers by which each rank divides its own sums, so that the means of the ranks' quotients are the sums of all over the
+    counts of all; in one message.
 
     Data-parallel training takes the mean of the ranks' losses and gradients. The mean of the ranks' own means would give the
     steps of a rank whose sequences are short more weight.
 
     Args:
-        count: of this rank.
-        least: smallest count of all ranks together.
+        counts: of this rank.
+        least: smallest counts of all ranks together.
     """
-    return count.clamp(min=least) if _ranks == 1 else total(count.double())[0].clamp(min=least) / _ranks
+    if _ranks == 1:
+        return [count.clamp(min=smallest) for count, smallest in zip(counts, least)]
+    added = total(*(count.double() for count in counts))
+    return [count.clamp(min=smallest) / _ranks for count, smallest in zip(added, least)]
 
 
 def weight(mask: Tensor) -> Tensor | int:
     """The factor for the mean of a metric where ``mask`` is True, so that the mean over the ranks is the mean of all; 1 in one
     process."""
-    return 1 if _ranks == 1 else mask.sum() / divisor(mask.sum(), 1)
+    return 1 if _ranks == 1 else mask.sum() / divisors([mask.sum()], [1])[0]
 
 
 @torch.no_grad()

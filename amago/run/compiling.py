@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -35,30 +36,52 @@ class CompiledLoss:
     """A function of batches, such as the loss of an agent, by ``torch.compile``. Steps whose metrics are logged, and batches drawn by
     priority, are computed eagerly.
 
-    Sequences of each shape are tried first, forward and backward; if that fails, a line is logged and all is eager from then on.
+    Sequences of each shape are tried first, forward and backward; if that fails, a line is logged and all is eager from then on. Over
+    several ranks only the policy's `forward` is compiled, within the wrapper that averages gradients; sequences are padded to ``longest``,
+    and tried in the first update alone: all ranks must send the same messages.
 
     Args:
         loss: ``loss(batch, log_step)``, which calls the policy.
         policy: its parameters have the gradients.
         longest: length of the longest sequences.
+        ranks: the number of processes that train together.
     """
 
-    def __init__(self, loss: Callable[[Batch, bool], Tensor], policy: nn.Module, longest: int) -> None:
-        self.eager, self.policy, self.longest, self.failed = loss, policy, longest, False
+    def __init__(self, loss: Callable[[Batch, bool], Tensor], policy: nn.Module, longest: int, ranks: int = 1) -> None:
+        self.eager, self.policy, self.longest, self.ranks, self.failed = loss, policy, longest, ranks, False
         self._tried: set[tuple[int, ...]] = set()
-        self.compiled = torch.compile(loss, options=dict(COMBINED) if next(policy.parameters()).is_cuda else None)
+        options = dict(COMBINED) if next(policy.parameters()).is_cuda else None
+        self._whole = torch.compile(loss if ranks == 1 else policy.forward, options=options)
+        self._compiler: AbstractContextManager[Any] = nullcontext()
+        if ranks > 1:  # what is compiled stays whole: by default the wrapper's buckets divide it, which scans cannot be
+            from torch._dynamo import config
+
+            self._compiler = config.patch(optimize_ddp=False)  # type: ignore[attr-defined]
 
     def __call__(self, batch: Batch, log_step: bool) -> Tensor:
         """``loss(batch, log_step)``."""
         if self.failed or log_step or batch.sources is not None:
             return self.eager(batch, log_step)
-        padded = batch.lengthened(bucket(batch.rews.shape[1], self.longest))
-        if (shape := tuple(padded.rews.shape[:2])) not in self._tried:
-            self._tried.add(shape)
-            if self._fails(padded):
-                self.failed = True
-                return self(batch, log_step)
-        return self.compiled(padded, log_step)
+        padded = batch.lengthened(bucket(batch.rews.shape[1], self.longest) if self.ranks == 1 else self.longest)
+        shape = tuple(padded.rews.shape[:2]) if self.ranks == 1 else ()
+        with self._compiler:
+            if shape not in self._tried:
+                self._tried.add(shape)
+                self.failed = self._fails(padded)
+            if not self.failed:
+                return self._compiled(padded, log_step)
+        return self.eager(batch, log_step)
+
+    def _compiled(self, batch: Batch, log_step: bool) -> Tensor:
+        if self.ranks == 1:
+            return self._whole(batch, log_step)  # type: ignore[no-any-return]
+        own = vars(self.policy)
+        before = own.get("forward")
+        own["forward"] = self._whole
+        try:
+            return self.eager(batch, log_step)
+        finally:
+            own.pop("forward") if before is None else own.update(forward=before)
 
     def _fails(self, batch: Batch) -> bool:
         """Compile for a batch. The agent, gradients and random numbers stay as they are."""
@@ -71,12 +94,14 @@ class CompiledLoss:
         try:
             with torch.random.fork_rng(devices):
                 trained = [p for p in parameters if p.requires_grad]
-                torch.autograd.grad(self.compiled(batch, False), trained, allow_unused=True)
+                torch.autograd.grad(self._whole(batch, False), trained, allow_unused=True)
         except torch.OutOfMemoryError:
             raise
         except Exception as err:
             line = f"{type(err).__name__}: {err}".splitlines()[0]
             logger.warning("the loss is computed without compilation, which has failed (compile=False is silent): %s", line)
+            if self.ranks > 1:
+                self.policy(batch, False)  # sends the messages that the other ranks' trials wait for
             return True
         finally:
             with torch.no_grad():

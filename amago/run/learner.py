@@ -216,7 +216,8 @@ class Learner:
         updates = learning_epochs * s.train_batches_per_epoch // s.batches_per_update
         self.lr_schedule = lr_schedule(self.optimizer, s.lr_warmup_steps, updates, s.lr_cooldown)
         if s.compile is True or (s.compile and not self.why_eager):
-            self._compiled = CompiledLoss(self._loss_beside_parts, self.policy, s.max_seq_len)
+            ranks_of_run = self.accelerator.num_processes
+            self._compiled = CompiledLoss(self._loss_beside_parts, self.policy, s.max_seq_len, ranks_of_run)
         self.accelerator.register_for_checkpointing(self.lr_schedule)  # for those who call accelerator.save_state()
 
     @property
@@ -279,7 +280,7 @@ class Learner:
         if loss is None:
             loss = self._sum_of_parts(metrics) + other
         metrics["Loss"] = loss.detach()
-        self.accelerator.backward(loss)
+        self.accelerator.backward(ranks.shared_if_not_finite(loss))
         if self.accelerator.sync_gradients:
             metrics |= self.update(log_step, loss)
         return {k: v.detach() if isinstance(v, Tensor) and v.requires_grad else v for k, v in metrics.items()}
@@ -290,7 +291,7 @@ class Learner:
 
         Args:
             log_step: also return the gradient norms of encoders, actor and critics.
-            loss: the loss of these gradients.
+            loss: the loss of these gradients; over several ranks, of `amago.nets.ranks.shared_if_not_finite`, so that all skip, or none.
 
         Returns:
             "Gradient Norm" (before clipping), "Learning Rate" and "Skipped Updates".
@@ -308,7 +309,7 @@ class Learner:
             scale = 1.0 if scaler is None else scaler.get_scale()  # float16: gradients are still multiplied by it
             metrics |= {name: norm / scale for name, norm in self.policy.get_grad_norms().items()}
         norm: Any = self.accelerator.clip_grad_norm_(self._trained[1], self.settings.grad_clip)
-        checked = norm if loss is None else norm + ranks.average(loss.detach())  # all ranks skip, or none
+        checked = norm if loss is None else norm + loss.detach()
         optimizer = self.optimizer.optimizer if isinstance(self.optimizer, AcceleratedOptimizer) else self.optimizer
         if skips_by_itself(optimizer):
             not_finite = (checked * 0.0).ne(0.0)  # NaN is not 0: half the kernels of isfinite

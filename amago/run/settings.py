@@ -206,8 +206,8 @@ class ExperimentSettings:
             decay at each update: 0.99 looks back about 100 updates (`amago.run.learner`). 0: it has the trained weights themselves.
         critic_loss_weight: weight of the critic's loss; the actor's is 1. None: the agent's (``Agent.critic_loss_weight``, 10).
         mixed_precision: "no", "bf16" or "fp16".
-        compile: compute losses by ``torch.compile``; "auto": on CUDA, with one process. Sequences are padded to ``max_seq_len``, or to a
-            half, a quarter or an eighth of it. Where compilation fails, a line in the log says so, and losses are computed without it.
+        compile: compute losses by ``torch.compile``; "auto": on CUDA, with one process. Sequences are padded to ``max_seq_len``, or, with one
+            process, to a half, a quarter or an eighth of it. Where compilation fails, a line in the log says so, and losses are computed without it.
         matmul_precision: of float32 matrix products on CUDA, as of ``torch.set_float32_matmul_precision``, until ``close()``: "high" is
             TF32, "highest" float32.
     """

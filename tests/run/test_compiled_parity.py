@@ -3,8 +3,10 @@
 import shutil
 
 import pytest
+import rank_programs
 import tiny
 import torch
+from rank_launch import PATIENCE, Launched
 from run.test_checkpoint import run as resumable
 from run.test_checkpoint import state
 from torch._dynamo.utils import counters
@@ -77,3 +79,40 @@ def test_a_resumed_run_goes_on_to_the_bit(tmp_path):
     e = resumable(tmp_path / "halved", (), resume="auto", **fields)
     assert counters["stats"]["unique_graphs"] > compiled > 0
     assert not tiny.differing(straight, state(e))
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    """What two ranks have left that have run the program `compiled`."""
+    where = tmp_path_factory.mktemp("ranks")
+    launched = Launched("compiled", where)
+    try:
+        code = launched.process.wait(PATIENCE)
+    finally:
+        launched.close()
+    assert code == 0, launched.output.read_text()
+    return where
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("traj", rank_programs.COMPILED)
+def test_two_ranks_with_the_compiler_equal_two_without(traj, two_ranks):
+    ranks = [torch.load(two_ranks / f"compiled-{traj}-{rank}.pt", weights_only=True) for rank in (0, 1)]
+    for on in (False, True):
+        assert not tiny.differing(ranks[0][on]["weights"], ranks[1][on]["weights"])
+    for rank in ranks:
+        assert (rank[True]["graphs"], rank[True]["breaks"]) == (1, 0)
+        assert tiny.differing(
+            rank[True]["weights"], rank[False]["weights"]
+        )  # by rounding: it was not computed without the compiler
+        torch.testing.assert_close(rank[True]["losses"], rank[False]["losses"], rtol=1e-5, atol=0.0)
+        for name, weight in rank[False]["weights"].items():
+            torch.testing.assert_close(
+                rank[True]["weights"][name], weight, rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}"
+            )
+
+
+def test_an_update_of_several_ranks_sends_three_sums(two_ranks):
+    """Of the inputs, of the targets, and of the valid steps of all losses."""
+    found = torch.load(two_ranks / "compiled-transformer-0.pt", weights_only=True)
+    assert len(found[False]["sent"]) == 3
