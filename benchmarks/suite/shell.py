@@ -4,7 +4,7 @@
     python -m benchmarks.suite.shell table --picture docs/images/amago_train.png
 
 A run is the command itself with `--no_async` (all environments in its process, so that their time counts) and frequent evaluations.
-It ends when its budget is spent, or by itself after its epochs.
+It ends when its budget is spent, or by itself after its epochs; with memory, also when three evaluations in a row have reached the goal.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from benchmarks.suite.statistics import final_score, interpolated, interval, tim
 
 @dataclass(frozen=True)
 class Goal:
-    """The id of an environment, the mean return that counts as learned, and the budget in processor seconds."""
+    """The id of an environment, the mean return that counts as learned, the budget in processor seconds, and whether a run ends early, when
+    several evaluations in a row have reached that return."""
 
     env: str
     threshold: float
     budget: float = 300.0
+    ends: bool = False
 
     @property
     def name(self) -> str:
@@ -41,7 +43,7 @@ GOALS = (
     Goal("Pendulum-v1", -250.0),
     Goal("MountainCarContinuous-v0", 80.0, 900.0),
     *(
-        Goal(f"benchmarks.suite.envs:{name}", threshold)
+        Goal(f"benchmarks.suite.envs:{name}", threshold, ends=True)
         for name, threshold in (
             ("recall8", 0.9), ("autoencode26", 0.8), ("tmaze50", 0.95), ("bandit5", 35.0), ("lake3", 5.0), ("cartpole_positions", 450.0),
             ("pendulum_positions", -250.0), ("mountain_car_positions", 80.0),
@@ -84,7 +86,8 @@ def draw(results: Path, path: Path) -> None:
 
 
 def _entry(goal: Goal) -> Entry:
-    return Entry(goal.name, AMAGO_TRAIN, f"{goal.env} --val_interval 4 --val_episodes 24", judged=100, budget=goal.budget)
+    words = f"{goal.env} --val_interval 4 --val_episodes 24"
+    return Entry(goal.name, AMAGO_TRAIN, words, judged=100, budget=goal.budget, goal=goal.threshold if goal.ends else None)
 
 
 BOARD = Board("shell", __doc__ or "", [_entry(goal) for goal in GOALS], table, draw, seeds=3)
