@@ -201,8 +201,9 @@ def _discrete(counted_states: bool, hard_to_explore: bool, model: str) -> Settin
     elif hard_to_explore:  # choices that are held reach further (Acrobot), and end rollouts early where that is easy (CartPole)
         settings |= {f"{GREEDY}.repeat": (1.0, 16.0), f"{GREEDY}.randomize_eps": False}
         arguments["epochs"] = 60  # actions that are found late are learned late
-    if model != "ff":  # values that rest on memory are lost again at a higher rate
-        arguments["learning_rate"] = 2e-4
+    if model != "ff":
+        # values that rest on memory are lost again at a higher rate, and where memory grows older than in training
+        arguments |= {"learning_rate": 2e-4, "max_seq_len": 64, "batch_size": 24}
         settings |= {f"{EXPERIMENT}.sample_actions": False} | _SHARP.get(model, {})
     return arguments, options, settings
 

@@ -117,9 +117,9 @@ def test_training_sequences_are_as_long_as_rollouts_and_targets_reach_over_all_o
     assert choice.settings["amago.agent.Agent.targets"] == "tree_backup"
 
 
-def test_long_rollouts_that_vary_get_short_sequences():
+def test_long_rollouts_that_vary_get_a_part_in_a_sequence():
     choice = chosen(Shown(steps=300, varies=True, moves=True), 1000)
-    assert choice.arguments["max_seq_len"] == 16
+    assert choice.arguments["max_seq_len"] == 64
     assert choice.settings["amago.agent.Agent.n_step"] == 10
 
 
