@@ -74,7 +74,7 @@ def table(results: Path) -> str:
 def draw(results: Path, path: Path) -> None:
     """A panel for each environment with a thin line for each seed and the mean."""
     shown = [(goal, curves) for goal in GOALS if (curves := curves_in(results / goal.name))]
-    with panels(path, len(shown), len(shown), (3.2, 2.7), "processor seconds of one thread") as axes:
+    with panels(path, len(shown), 5, (3.2, 2.7), "processor seconds of one thread") as axes:
         for (goal, curves), panel in zip(shown, axes):
             x = np.linspace(0.0, min(goal.budget, max(c[-1].cpu for c in curves)), 120)
             y = np.stack([interpolated(c, x) for c in curves])
