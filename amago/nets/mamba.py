@@ -219,7 +219,8 @@ class Mamba(nn.Module):
         window = torch.cat((past, x), dim=1)
         x = F.silu(self._convolve(window, x.shape[1]))
         dt, B, C = self.x_proj(x).split((self.dt_rank, self.d_state, self.d_state), dim=-1)
-        dt = F.softplus(at_least_float32(self.dt_proj(dt)))
+        dt = self.dt_proj(dt).transpose(0, 1).contiguous()  # as the scan reads it, and has its gradient
+        dt = F.softplus(at_least_float32(dt)).transpose(0, 1)
         A = -torch.exp(at_least_float32(self.A_log))
         # the state is cloned because the graph of this call must not contain the tensor that is written below
         y, last = selective_scan(x, dt, A, B, C, None if state is None else state[1].clone())

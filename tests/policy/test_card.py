@@ -124,12 +124,12 @@ def test_nothing_private_is_handed_on(run, card):
     settings = json.loads((card / "settings.json").read_text())
     assert settings["fields"]["make_train_env"]["password"] == "(left out)"
     assert settings["fields"]["make_train_env"]["note"] == "(left out)"
-    assert settings["fields"]["learning_rate"] == 3e-4
-    assert settings["parameters"]["amago.agent.Agent.tau"] == 0.01
+    assert settings["fields"]["learning_rate"] == 1e-3
+    assert settings["parameters"]["amago.agent.Agent.tau"] == 0.02
     assert settings["versions"]["torch"]
     assert "command" not in json.dumps(settings)
     bindings = json.loads((card / "policy.json").read_text())["bindings"]
-    assert bindings["amago.agent.Agent.tau"] == 0.01
+    assert bindings["amago.agent.Agent.tau"] == 0.02
     assert not any(name.startswith("amago.experiment") for name in bindings), "those belong to the run"
     assert not [p for p in card.iterdir() if p.suffix in (".pt", ".pkl", ".pickle", ".npz", ".bin")]
 
