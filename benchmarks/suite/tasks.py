@@ -13,8 +13,7 @@ from amago.envs.builtin.tmaze import TMazeExploration, TMazePassive
 from amago.envs.builtin.toy_gym import MetaFrozenLake, RoomKeyDoor
 from amago.envs.exploration import BilevelEpsilonGreedy, EpsilonGreedy
 from amago.nets.traj_encoders import GRUTrajEncoder, TformerTrajEncoder
-from benchmarks.recall import RepeatPrevious
-from benchmarks.suite.envs import Autoencode, BernoulliBandit, cartpole_positions
+from benchmarks.suite.envs import autoencode26, bandit5, cartpole_positions, lake3, recall8
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ _BALANCE = {"FFTstepEncoder.d_output": 64, "Experiment.sample_actions": False}
 
 TASKS = (
     Task(
-        "lake3", "Meta-FrozenLake 3x3, 6 attempts", lambda: MetaFrozenLake(size=3, k_episodes=6, max_episode_steps=9),
+        "lake3", "Meta-FrozenLake 3x3, 6 attempts", lake3,
         0.4, 5.6, 5.0, 54, 54, 300, "solve_lake", rollouts=256, exploration=BilevelEpsilonGreedy,
     ),
     Task(
@@ -102,9 +101,9 @@ TASKS = (
         "Discrete.clip_prob_high": 1 - 1 / 300, "Discrete.clip_prob_low": 1 / 3000},
         exploration=TMazeExploration, buffer=5_000, traj_encoder=GRUTrajEncoder,
     ),
-    Task("recall8", "name the suit shown 8 cards ago", lambda: RepeatPrevious(8), -0.5, 1.0, 0.9, 51, 51, 400, "solve_recall"),
+    Task("recall8", "name the suit shown 8 cards ago", recall8, -0.5, 1.0, 0.9, 51, 51, 400, "solve_recall"),
     Task(
-        "autoencode", "repeat 26 cards in reverse order", lambda: Autoencode(26), -0.5, 1.0, 0.8, 52, 52, 600, "solve_recall",
+        "autoencode", "repeat 26 cards in reverse order", autoencode26, -0.5, 1.0, 0.8, 52, 52, 600, "solve_recall",
     ),
     Task(
         "poles", "CartPole-v1 without velocities", cartpole_positions,
@@ -117,7 +116,7 @@ TASKS = (
         **_loop(32, 62, 50, 4, 24, 1e-3), "Experiment.lr_cooldown": 0.0}, rollouts=128,
     ),
     Task(
-        "bandit", "Bernoulli bandit, 5 arms, 50 pulls", lambda: BernoulliBandit(5, 50),
+        "bandit", "Bernoulli bandit, 5 arms, 50 pulls", bandit5,
         25.5, 38.0, 35.0, 50, 50, 300, "solve_recall", {"Agent.gamma": 0.95, "Multigammas.discrete": [0.7]}, rollouts=256,
     ),
 )  # fmt: skip
