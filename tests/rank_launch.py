@@ -77,3 +77,13 @@ class Launched:
             except subprocess.TimeoutExpired:
                 os.kill(self.process.pid, signal.SIGKILL)
                 self.process.wait()
+
+
+def finish(program: str, directory: Path) -> None:
+    """Run two ranks of a program to their end, which must be a success."""
+    launched = Launched(program, directory)
+    try:
+        code = launched.process.wait(PATIENCE)
+    finally:
+        launched.close()
+    assert code == 0, launched.output.read_text()

@@ -6,7 +6,7 @@ import pytest
 import rank_programs
 import tiny
 import torch
-from rank_launch import PATIENCE, Launched
+from rank_launch import finish
 from run.test_checkpoint import run as resumable
 from run.test_checkpoint import state
 from torch._dynamo.utils import counters
@@ -85,12 +85,7 @@ def test_a_resumed_run_goes_on_to_the_bit(tmp_path):
 def two_ranks(tmp_path_factory):
     """What two ranks have left that have run the program `compiled`."""
     where = tmp_path_factory.mktemp("ranks")
-    launched = Launched("compiled", where)
-    try:
-        code = launched.process.wait(PATIENCE)
-    finally:
-        launched.close()
-    assert code == 0, launched.output.read_text()
+    finish("compiled", where)
     return where
 
 

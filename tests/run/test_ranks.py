@@ -9,7 +9,7 @@ import pytest
 import rank_programs
 import tiny
 import torch
-from rank_launch import PATIENCE, Launched
+from rank_launch import Launched, finish
 from tiny import rows
 
 from amago.run import checkpoint
@@ -28,12 +28,7 @@ def directory(tmp_path_factory):
         if not where.is_dir():
             where.mkdir()
             tiny.learned(where, name="one-two-one", ckpt_interval=1).close()
-            launched = Launched("everything", where)
-            try:
-                code = launched.process.wait(PATIENCE)
-            finally:
-                launched.close()
-            assert code == 0, launched.output.read_text()
+            finish("everything", where)
     return where
 
 
