@@ -24,8 +24,7 @@ from amago.relabeling import NoOpRelabeler, Relabeler
 from amago.spaces import ActionSpec
 from amago.store import EvictedError, StoreView, TrajectoryStore
 from amago.store import index as store_index
-from amago.store.files import BadFileError, PickleRefusedError
-from amago.store.formats import PICKLE
+from amago.store.files import BadFileError
 from amago.store.schema import Schema
 from amago.store.store import FIFO, PARTITIONS, PROTECTED
 
@@ -236,11 +235,6 @@ class DiskTrajDataset(RLDataset):
                 self._now = now = view, indices, None if plain else self._sampling.chances(view, indices, self.settings)
             return now
 
-    def _lost(self, view: StoreView, index: int) -> None:
-        """Draw no more from a file that could not be read."""
-        if self._now is not None and self._now[0] is view and self._now[2] is not None:
-            self._now[2].exclude(index)
-
     def sample_random_trajectory(self, rng: np.random.Generator | None = None) -> RLData:
         (settings, rng), whole = self.settings.drawing(rng), rng is None
         while True:
@@ -258,7 +252,7 @@ class DiskTrajDataset(RLDataset):
                 data.source = source
                 return data
             except EvictedError:  # deleted since the view was made: draw another
-                self._lost(view, index)
+                pass
 
     def _traj_to_rl_data(self, traj: FrozenTraj) -> RLData:
         """A whole trajectory, relabelled, as tensors. An override is given all of each trajectory, which is cut afterwards."""
@@ -287,7 +281,7 @@ class DiskTrajDataset(RLDataset):
                 buffers.sources.append(source)
                 row += 1
             except EvictedError:  # deleted since the view was made: draw another
-                self._lost(view, index)
+                pass
         assert buffers is not None
         return buffers.batch()
 
@@ -442,8 +436,6 @@ def load_traj_from_disk(path: str | os.PathLike[str]) -> FrozenTraj:
     """
     path = Path(path).absolute()
     try:
-        if path.suffix == PICKLE:
-            raise PickleRefusedError.of(path)
         entry = store_index.load(path.parent.parent, path.parent.name, path.name)
     except BadFileError as err:
         raise ValueError(f"{path}: {err}") from err

@@ -284,41 +284,27 @@ class Chances:
         if not self._owner.by_priority:
             return Draw(self.view, unit)
         row = int(np.searchsorted(self._first, unit, side="right")) - 1
-        power = tree[place]  # 0 if another thread has excluded the file since, which reading it will find
-        weight = power**-self._owner.beta * tree.total / corrected.total if power > 0 and corrected.total > 0 else 0.0
+        weight = tree[place] ** -self._owner.beta * tree.total / corrected.total
         name = self.view.file_of(row)
         source = Source(self._owner, name, unit - self._files[name][0], weight)
         return Draw(self.view, row, (unit - int(self._first[row]), int(self._pieces[row])), source)
 
-    def exclude(self, row: int) -> None:
-        """Draw no more from the file that holds this trajectory, because it cannot be read.
-
-        Without this, a file with nearly all of the weight would be drawn again and again until the store has a new view.
-        """
-        with self._owner.lock:
-            self._change(np.arange(*self._files[self.view.file_of(row)]), np.zeros(1))
-
     def set(self, sources: list[Source], priorities: NDArray[np.float32]) -> None:
-        """Change the priorities of sequences, or where they are NaN lower them; those whose file is not in this view, or cannot
-        be read, are left alone."""
+        """Change the priorities of sequences, or where they are NaN lower them; those whose file is not in this view are left alone."""
         found: dict[int, float] = {}
         for source, p in zip(sources, priorities):
             if source.file not in self._files:
                 continue
             at = self._files[source.file][0] + source.unit
-            if self._group[at] >= 0 and self._groups[self._group[at]][1][int(self._place[at])] > 0:
-                before = found.get(at, float(self._weights[at]))
-                found[at] = max(NOTHING_LEARNED * before, SMALLEST) if np.isnan(p) else float(p)
+            before = found.get(at, float(self._weights[at]))
+            found[at] = max(NOTHING_LEARNED * before, SMALLEST) if np.isnan(p) else float(p)
         units, given = np.array(list(found), np.int64), np.array(list(found.values()), np.float32)
         self._weights[units] = given
-        self._change(units, self._powers(given))
-
-    def _change(self, units: Indices, weights: NDArray[np.float64]) -> None:
-        weights = np.broadcast_to(weights, units.shape)
+        powers = self._powers(given)
         for g, (_, tree, corrected) in enumerate(self._groups):
             own = self._group[units] == g
-            tree.set(self._place[units[own]], weights[own])
-            corrected.set(self._place[units[own]], self._corrected(weights[own]))
+            tree.set(self._place[units[own]], powers[own])
+            corrected.set(self._place[units[own]], self._corrected(powers[own]))
 
     def by_file(self) -> dict[str, NDArray[np.float32]]:
         """The priorities of the sequences of each file."""

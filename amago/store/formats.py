@@ -40,13 +40,13 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from amago.data.trajectory import OBS_KEY, StoredTrajs
+from amago.data.trajectory import OBS_KEY, FrozenTraj, StoredTrajs, columns
 from amago.spaces import ActionSpec, key_problem
 from amago.store import schema as sc
 from amago.store import system
 from amago.store.files import BadFileError, read_exactly
 
-SEGMENT_NAME = re.compile(r"(?P<writer>[A-Za-z0-9_-]+)-(?P<sequence>[0-9]{12})-n(?P<n>[0-9]{1,7})\.safetensors")
+SEGMENT_NAME = re.compile(r"(?P<writer>[A-Za-z0-9_-]+)-(?P<sequence>[0-9]{12})-n(?P<n>[0-9]+)\.safetensors")
 NPZ_NAME = re.compile(r".*_(?P<writer>[A-Za-z0-9_-]+)-(?P<sequence>[0-9]{12})_[0-9]+\.npz", re.DOTALL)
 ORIGINAL_NAME = re.compile(r"(?P<env>.*)_(?P<id>[0-9a-f]{8})_(?P<time>[0-9]+(\.[0-9]+)?)\.(npz|traj)", re.DOTALL)
 """``{env_name}_{8 hexadecimal digits}_{time.time()}.npz``."""
@@ -54,14 +54,12 @@ PICKLE = ".traj"
 Row = tuple[sc.DType, tuple[int, ...]]
 """Dtype and shape of one row."""
 
-MAX_HEADER_BYTES = 8 << 20
+MAX_HEADER_BYTES = 64 << 20
 CHUNK = 1 << 20
 _CRC_FIRST = re.compile(rb'\{"__metadata__":\{"header_crc32":"([0-9a-f]{8})"')
 _CRC_AT = len(b'{"__metadata__":{"header_crc32":"')
 _HEAD_BYTES = 4096
 """Bytes in which the header of an archive's member and the header of its array lie."""
-_MAX_RATIO = 1032
-"""Bytes that one byte of a deflate stream unpacks to, at most (https://zlib.net/zlib_tech.html)."""
 
 
 class Member(NamedTuple):
@@ -125,22 +123,21 @@ class Member(NamedTuple):
         return raw
 
 
-class Contents(NamedTuple):
-    """The declared content of a file; its data is not read yet."""
+class About(NamedTuple):
+    """The metadata of a file."""
 
-    members: dict[str, Member]
     spaces: object
     env_names: object
     writer: str
     sequence: int
 
     @classmethod
-    def of(cls, members: dict[str, Member], about: Mapping[str, Any]) -> Contents:
-        """With a file's metadata; BadFileError for another format or version."""
+    def of(cls, about: Mapping[str, Any]) -> About:
+        """BadFileError for another format or version."""
         kind, version = about["format"], about["version"]
         if kind != sc.FORMAT or str(version) != str(sc.VERSION):
             raise BadFileError(f"format {kind!r:.50} version {version!r:.50}, not {sc.FORMAT!r} version '{sc.VERSION}'")
-        return cls(members, about["spaces"], about["env_names"], str(about["writer"]), int(about["sequence"]))
+        return cls(about["spaces"], about["env_names"], str(about["writer"]), int(about["sequence"]))
 
 
 def file_name(save_as: str, writer: str, sequence: int, n: int, env_name: str) -> str:
@@ -178,11 +175,7 @@ def _packed(trajs: Sequence[StoredTrajs]) -> tuple[dict[str, sc.Array], list[str
 
 
 def encode_segment(trajs: Sequence[StoredTrajs], spaces: str, writer: str, sequence: int) -> list[Any]:
-    """The file of these trajectories as a list of buffers to be written one after the other.
-
-    Raises:
-        ValueError: the header would be too big (bounds that differ from element to element, in huge spaces).
-    """
+    """The file of these trajectories as a list of buffers to be written one after the other."""
     fields, names = _packed(trajs)
     order = sorted(fields, key=lambda k: (-fields[k].itemsize, k))  # keeps every tensor aligned, as safetensors does
     data = {name: fields[name].reshape(-1).view(np.uint8) for name in order}
@@ -203,15 +196,13 @@ def encode_segment(trajs: Sequence[StoredTrajs], spaces: str, writer: str, seque
     }
     text = json.dumps({"__metadata__": metadata} | entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    if len(text) > MAX_HEADER_BYTES:
-        raise ValueError(f"the header of a segment would take {len(text)} bytes; at most {MAX_HEADER_BYTES} are allowed")
     length = struct.pack("<Q", len(text))
     crc = b"%08x" % zlib.crc32(length + text)
     text = text[:_CRC_AT] + crc + text[_CRC_AT + 8 :]
     return [length + text, *(a for a in data.values() if a.nbytes)]
 
 
-def parse_segment(fd: int, size: int) -> Contents:
+def parse_segment(fd: int, size: int) -> tuple[dict[str, Member], About]:
     """Read and check the header of a segment of ``size`` bytes.
 
     Raises:
@@ -228,6 +219,7 @@ def parse_segment(fd: int, size: int) -> Contents:
     if zlib.crc32(prefix + text[:_CRC_AT] + b"00000000" + text[_CRC_AT + 8 :]) != int(match[1], 16):
         raise BadFileError("the header's checksum is wrong")
     begin, members = 8 + length, {}
+    end = begin
     try:
         header = json.loads(text)
         about = header.pop("__metadata__")
@@ -235,16 +227,14 @@ def parse_segment(fd: int, size: int) -> Contents:
         for name, entry in header.items():
             first, last = entry["data_offsets"]
             member = Member(name, sc.CODES[entry["dtype"]], tuple(entry["shape"]), begin + first, 0, 0, crcs.get(name))
-            integers = all(type(x) is int and x >= 0 for x in (*member.shape, first, last))
-            if not integers or member.size != last - first or begin + last > size:
+            if first < 0 or member.size != last - first or begin + last > size:
                 raise BadFileError(
                     f"{name!r:.100} of shape {member.shape!r:.100} cannot be bytes {first} to {last} of {size - begin}"
                 )
-            members[name] = member
-        end = max((m.at + m.size for m in members.values()), default=begin)
+            members[name], end = member, max(end, begin + last)
         if end != size:
             raise BadFileError(f"the fields end at byte {end}, but the file has {size}")
-        return Contents.of(members, about)
+        return members, About.of(about)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
         raise err if isinstance(err, BadFileError) else BadFileError(f"the header cannot be read: {err!r:.200}") from err
 
@@ -253,16 +243,10 @@ def parse_segment(fd: int, size: int) -> Contents:
 
 
 def encode_npz(traj: StoredTrajs, spaces: str, writer: str, sequence: int, compressed: bool) -> bytes:
-    """The file of one trajectory, of which ``traj`` has no others.
-
-    Raises:
-        ValueError: the metadata is too long (bounds that differ from element to element, in huge spaces).
-    """
+    """The file of one trajectory, of which ``traj`` has no others."""
     fields, names = _packed([traj])
     metadata = {"format": sc.FORMAT, "version": sc.VERSION, "spaces": spaces, "env_names": names}
     text = json.dumps(metadata | {"writer": writer, "sequence": sequence}, separators=(",", ":")).encode()
-    if len(text) > MAX_HEADER_BYTES:
-        raise ValueError(f"the metadata would take {len(text)} bytes; at most {MAX_HEADER_BYTES} are allowed")
     out = io.BytesIO()
     (np.savez_compressed if compressed else np.savez)(out, metadata=np.frombuffer(text, np.uint8), **fields)  # type: ignore[arg-type]
     return out.getvalue()
@@ -287,10 +271,10 @@ def archive_members(fd: int) -> dict[str, Member]:
             head = zlib.decompressobj(-zlib.MAX_WBITS).decompress(head[begin:], _HEAD_BYTES) if packed else head[begin:]
             head = head[: 10 + struct.unpack_from("<H", head, 8)[0]]
             dtype, shape = _array_header(head)
-            at, size = info.header_offset + begin, info.file_size
+            at = info.header_offset + begin
             m = Member(name, dtype, shape, at, len(head), info.compress_size if packed else 0, info.CRC)
-            if m.size != size or size > info.compress_size * (_MAX_RATIO if packed else 1) + 64:
-                raise BadFileError(f"{name!r:.100} declares {dtype} {shape!r:.100}, but has {size} bytes")
+            if m.size != info.file_size:
+                raise BadFileError(f"{name!r:.100} declares {dtype} {shape!r:.100}, but has {info.file_size} bytes")
             found[name] = m
     except BadFileError:
         raise
@@ -310,19 +294,19 @@ def _array_header(head: bytes) -> tuple[sc.DType, tuple[int, ...]]:
     return dtype, shape
 
 
-def parse_archive(fd: int, members: dict[str, Member]) -> Contents:
+def parse_archive(fd: int, members: dict[str, Member]) -> tuple[dict[str, Member], About]:
     """The content of an archive of ours.
 
     Raises:
         BadFileError: the metadata is missing, or not what `encode_npz` writes.
     """
     member = members.get("metadata")
-    if member is None or member.dtype != np.uint8 or len(member.shape) != 1 or member.size > 2 * MAX_HEADER_BYTES:
+    if member is None or member.dtype != np.uint8 or len(member.shape) != 1 or member.size > MAX_HEADER_BYTES:
         raise BadFileError("not a trajectory file of amago: the array 'metadata' is missing or is not JSON as uint8")
     member.check(fd)
     try:
         others = {name: m for name, m in members.items() if name != "metadata"}
-        return Contents.of(others, json.loads(member.read(fd).tobytes()))
+        return others, About.of(json.loads(member.read(fd).tobytes()))
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as err:
         raise err if isinstance(err, BadFileError) else BadFileError(f"the metadata cannot be read: {err!r:.200}") from err
 
@@ -341,40 +325,21 @@ def observations_of(members: Mapping[str, Member]) -> dict[str, Row]:
     return {n[len(OBS_KEY) :]: (m.dtype, m.shape[1:]) for n, m in sorted(members.items()) if n.startswith(OBS_KEY)}
 
 
-def check_original(fd: int, members: Mapping[str, Member], trusted: bool) -> tuple[int, int]:
-    """Check that the arrays of a file of the original system fit together.
-
-    Args:
-        trusted: the data was compared with its checksums before.
-
-    Returns:
-        T, and the time index of the first observation.
-
-    Raises:
-        BadFileError: with the first fault.
-    """
-    total, width = ((members[name].shape or (0,))[at] for name, at in (("rews", 0), ("actions", -1)))
-    want = {"rl2s": (total + 1, 1 + width), "rews": (total, 1), "dones": (total, 1), "actions": (total, width)}
-    want["time_idxs"] = (total + 1, 1)
-    keys = observations_of(members)
-    if total < 1 or width < 1 or not keys:
-        raise BadFileError(f"{total} transitions with actions {width} wide and observations {list(keys)}")
-    if extra := sorted(members.keys() - {*want, *(OBS_KEY + key for key in keys)}):
-        raise BadFileError(f"unknown arrays {extra!s:.200}")
-    for name, m in members.items():
-        right = want.get(name, (total + 1, *m.shape[1:]))
-        if m.shape != right:
-            raise BadFileError(f"{name} has shape {m.shape}, but {total} rewards and actions {width} wide ask for {right}")
-        if not trusted:
-            m.check(fd)
-    for key in keys:
+def check_original(traj: FrozenTraj) -> None:
+    """Raise BadFileError unless the arrays of a file of the original system fit together."""
+    t, width = len(traj), traj.actions.shape[-1]
+    found = {name: a.shape for name, a in columns(traj).items()}
+    right = {"rl2s": (t + 1, 1 + width), "time_idxs": (t + 1, 1), "rews": (t, 1), "dones": (t, 1), "actions": (t, width)}
+    if t < 1 or not traj.obs or traj.extras or found != right:
+        raise BadFileError(f"arrays {found} and observations {list(traj.obs)}; {t} rewards, actions {width} wide need {right}")
+    for key, a in traj.obs.items():
         if problem := key_problem(key):
             raise BadFileError(f"observation key {key!r:.100} {problem}")
-    times = members["time_idxs"]
-    steps = times.read(fd, 0, 1 if trusted else None)[:, 0]
-    if times.dtype.kind not in "iu" or steps[0] < 0 or (steps != steps[0] + np.arange(len(steps))).any():
-        raise BadFileError(f"time_idxs do not count steps, from 0 or later: {steps[:3]}... of dtype {times.dtype}")
-    return total, int(steps[0])
+        if len(a) != t + 1 or a.dtype not in sc.CODE_OF:
+            raise BadFileError(f"observation {key!r:.100} has shape {a.shape} and dtype {a.dtype}, with {t} rewards")
+    steps = traj.time_idxs[:, 0]
+    if steps.dtype.kind not in "iu" or steps[0] < 0 or (steps != steps[0] + np.arange(t + 1)).any():
+        raise BadFileError(f"time_idxs do not count steps, from 0 or later: {steps[:3]}... of dtype {steps.dtype}")
 
 
 def widest_space(found: Mapping[str, Row]) -> gym.spaces.Dict:

@@ -40,11 +40,6 @@ DType = np.dtype[Any]
 FORMAT = "amago.trajectories"
 VERSION = 1
 
-MAX_FILE_BYTES = 1 << 32
-"""No file of ours reaches this size; a bigger one is not read at all."""
-MAX_TRAJECTORIES = 1 << 20
-"""Trajectories in one file, at most."""
-
 _NAMES = {
     "BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "F16": "<f2", "U32": "<u4", "I32": "<i4", "F32": "<f4",
     "U64": "<u8", "I64": "<i8", "F64": "<f8",
@@ -118,7 +113,7 @@ class Schema:
         """
         n, total = ((shapes[name].shape or (0,))[0] for name in ("ep_offsets", "actions"))
         n -= 1
-        if not (1 <= n <= MAX_TRAJECTORIES and total >= n):
+        if not 1 <= n <= total:
             raise BadFileError(f"{n} trajectories with {total} transitions")
         for name, x in self.fields.items():
             right = (n + 1 if x.rows == _OFFSETS else rows_in(x.rows, n, total), *(x.shape or ()))
@@ -178,39 +173,30 @@ def schema_of(spaces: object, names: Iterable[str] | None = None) -> Schema:
     """
     if not isinstance(spaces, str):
         raise BadFileError("the recorded spaces cannot be read: they are no text")
-    return _schema(spaces, frozenset(_described(spaces)[-1] if names is None else names))
+    return _schema(spaces, frozenset(_schema(spaces, None).names if names is None else names))
 
 
 @functools.cache
-def _described(spaces: str) -> tuple[gym.spaces.Dict, ActionSpec, tuple[ExtraField, ...], dict[str, Field]]:
+def _schema(spaces: str, names: frozenset[str] | None) -> Schema:
     try:
         described = json.loads(spaces)
         obs_space, spec = from_description(described["obs"]), action_spec(from_description(described["action"]))
-        given: dict[str, dict[str, Any]] = described.get("extras", {})
-        old = {
-            name: {**x, "source": "policy"} for name, x in given.items() if x.get("source") == "behaviour"
-        }  # of earlier versions
-        extras = tuple(ExtraField(name, **x) for name, x in (given | old).items())
         if not isinstance(obs_space, gym.spaces.Dict):
             raise ValueError(f"observations are {obs_space}, not a Dict")
-        fields = (*trajectory_fields(obs_space, spec, extras), *_OWN)
+        declared = described.get("extras", {}).items()
+        sources = {"behaviour": "policy"}  # of earlier versions
+        extras = tuple(ExtraField(name, **x | {"source": sources.get(x["source"], x["source"])}) for name, x in declared)
+        fields = sorted((*trajectory_fields(obs_space, spec, extras), *_OWN), key=lambda x: x.name)
     except Exception as err:  # gymnasium raises many types on nonsense
         raise BadFileError(f"the recorded spaces cannot be read: {err!r:.200}") from err
     for key in obs_space:
         if problem := key_problem(key):
             raise BadFileError(f"observation key {key!r} {problem}")
-    return obs_space, spec, extras, {x.name: x for x in sorted(fields, key=lambda x: x.name)}
-
-
-@functools.cache
-def _schema(spaces: str, names: frozenset[str]) -> Schema:
-    obs_space, spec, extras, fields = _described(spaces)
-    if unknown := names - fields.keys():
+    there = {x.name: x for x in fields if names is None or x.name in names}
+    if unknown := (names or frozenset()) - there.keys():
         raise BadFileError(f"unknown field {min(unknown)!r}")
-    for x in fields.values():
-        if x.name not in names and x.default is None:
-            raise BadFileError(f"field {x.name!r} is missing")
-    there = {name: x for name, x in fields.items() if name in names}
+    if missing := [x.name for x in fields if x.name not in there and x.default is None]:
+        raise BadFileError(f"field {missing[0]!r} is missing")
     return Schema(tuple(there), spaces, obs_space, spec, extras, there)
 
 
@@ -229,7 +215,7 @@ def check_index(ep_offsets: Array, start_time: Array, env_id: Array, total: int,
     Raises:
         BadFileError: offsets that do not increase or do not end at ``total``, negative times, unknown environments.
     """
-    if ep_offsets[0] != 0 or ep_offsets[-1] != total or (np.diff(ep_offsets) < 1).any():
+    if ep_offsets[0] != 0 or ep_offsets[-1] != total or (ep_offsets[1:] <= ep_offsets[:-1]).any():
         raise BadFileError(f"ep_offsets do not rise from 0 to {total} in steps of at least 1")
     if (start_time < 0).any():
         raise BadFileError("start_time is negative")

@@ -21,13 +21,11 @@ from amago.spaces import ActionSpec
 from amago.store import formats, system
 from amago.store import index as ix
 from amago.store.files import TEMPORARY, BadFileError, EvictedError, PickleRefusedError, is_stale
-from amago.store.index import FIFO, PARTITIONS, PROTECTED, Entry, Record, RefusedFiles, Stamps
+from amago.store.index import FIFO, PARTITIONS, PROTECTED, Entry, RefusedFiles, Stamps
 from amago.store.schema import Schema, schema_of, spaces_text
 from amago.store.view import OpenFiles, StoreView
 
 logger = logging.getLogger(__name__)
-
-
 _stores: weakref.WeakSet[TrajectoryStore] = weakref.WeakSet()
 
 
@@ -120,22 +118,17 @@ class TrajectoryStore:
         self._open_files = OpenFiles()
         self._lock = threading.RLock()  # held to change the index, not to read
         _stores.add(self)
-        self._record = Record(self.root)
         self._refused = RefusedFiles(self.root, edit)
         self._given: Schema | None = None  # of files that record no spaces
         self._files: dict[str, dict[str, Entry]] = {p: {} for p in PARTITIONS}  # by name, in order of ingestion
-        self._recorded: Stamps | None = None  # the journal, until the first refresh has used it
+        self._known = False  # True after the first refresh
         self._ingested = self._evicted = self._collected_steps = 0
-        self._taken_out = 0  # files removed by readers since the index was published
-        self._vanished = 0  # of these, files that were missing, since the last refresh
+        self._vanished = 0  # files that readers have missed since the last refresh
         self._peak = 0
         self._publish()
 
     def _publish(self) -> None:
-        self._view, self._taken_out = (
-            StoreView(self.root, self._live(), self._open_files, weakref.WeakMethod(self._take_out)),
-            0,
-        )
+        self._view = StoreView(self.root, self._live(), self._open_files, weakref.WeakMethod(self._take_out))
         self._peak = max(self._peak, len(self._view))
 
     def _live(self) -> list[Entry]:
@@ -155,9 +148,7 @@ class TrajectoryStore:
                 level = logging.WARNING if self.edit else logging.DEBUG  # another process edits, and may delete
                 logger.log(level, "%s", reason)
                 self._vanished += not os.path.lexists(self.root / entry.where)
-            self._taken_out += 1
-            if 20 * self._taken_out >= sum(map(len, self._files.values())):  # with fewer, readers draw again
-                self._publish()
+            self._publish()
 
     # Reading
 
@@ -272,9 +263,11 @@ class TrajectoryStore:
         with self._lock:
             report, new = RefreshReport(vanished_files=self._vanished), []
             self._vanished = 0
-            self._refused.unreadable = {}
-            first = self._recorded is None
-            recorded = self._record.load() if self._recorded is None else self._recorded
+            refused, first = self._refused, not self._known
+            refused.unreadable = {}
+            refused.skipped = {path: reason for path, reason in refused.skipped.items() if os.path.lexists(path)}
+            recorded: Stamps = ix.read_order(self.root) if first else {}
+            place = {key: i for i, key in enumerate(recorded)}
             if first:
                 report.temporary_files += sum(self._remove_stale(".", name) for name in os.listdir(self.root))
             listed = {p: os.listdir(self.root / p) for p in PARTITIONS}
@@ -283,28 +276,25 @@ class TrajectoryStore:
             )
             if pickles and first:
                 raise PickleRefusedError.of(pickles[0], len(pickles))
-            for partition in PARTITIONS:
-                self._forget_missing(partition, set(listed[partition]), report)
-                unknown = [name for name in listed[partition] if name not in self._files[partition]]
-                found = self._check(partition, unknown, recorded, report)
-                place = {key: i for i, key in enumerate(recorded)} if first else {}
-                last = len(place)
-                found.sort(key=lambda e: (place.get((e.partition, e.name), last), e.sequence, e.writer, e.name))
-                self._files[partition].update((e.name, e) for e in found)
+            for partition, files in self._files.items():
+                for name in files.keys() - set(listed[partition]):
+                    files.pop(name).gone = True
+                    report.vanished_files += 1
+                found = self._check(partition, [name for name in listed[partition] if name not in files], recorded, report)
+                found.sort(key=lambda e: (place.get((e.partition, e.name), len(place)), e.sequence, e.writer, e.name))
+                files.update((e.name, e) for e in found)
                 new += found
                 if partition == FIFO:
                     self._collected_steps += sum(e.total for e in found)
-            self._record.cache, self._recorded = {}, {}
+            self._known = True
             report.added_files, report.added = len(new), sum(e.n for e in new)
             self._ingested += report.added
-            if self.edit:
-                self._record.add(self._live(), new, recorded)
+            if self.edit and any(recorded.get((e.partition, e.name)) != (e.size, e.mtime_ns) for e in new):
+                ix.write_order(self.root, self._live())
             if evict:
                 gone = self.evict()
                 report.evicted, report.evicted_files = gone.evicted, gone.evicted_files
-            if self.edit:
-                self._record.save_index(self._live())
-            if new or report.evicted_files or report.vanished_files or self._taken_out:
+            if new or report.vanished_files:
                 self._publish()
             return report
 
@@ -316,29 +306,21 @@ class TrajectoryStore:
         """
         found = []
         for name in names:
-            if name in self._refused.bad[partition]:
+            if (path := f"{self.root}/{partition}/{name}") in self._refused.skipped:
                 continue
             if name.startswith("."):
                 report.temporary_files += self._remove_stale(partition, name)
                 continue
             try:
-                checked = recorded.get((partition, name))
-                entry = self._record.cached(partition, name, checked)
-                if entry is None:
-                    if name.endswith(formats.PICKLE):
-                        raise BadFileError(
-                            "a .traj pickle, which is never read: 'amago buffer import --allow-pickle' converts it"
-                        )
-                    entry = ix.load(self.root, partition, name, checked)
-                    self._record.looked_into += 1
+                entry = ix.load(self.root, partition, name, recorded.get((partition, name)))
                 if entry.kind == ix.ORIGINAL and self._given is not None:
                     ix.give_spaces(self._given, entry, self.root)
                 found.append(entry)
             except FileNotFoundError:
                 continue  # deleted since it was listed
             except OSError as err:
-                self._refused.unreadable[str(self.root / partition / name)] = f"it cannot be read now: {err}"
-                logger.warning("%s/%s/%s cannot be read now: %s", self.root, partition, name, err)
+                self._refused.unreadable[path] = f"it cannot be read now: {err}"
+                logger.warning("%s cannot be read now: %s", path, err)
             except Exception as err:  # no file may stop the training, whatever error it causes
                 report.quarantined_files += 1
                 self._refused.set_aside(partition, name, err)
@@ -371,15 +353,6 @@ class TrajectoryStore:
             self._evicted += report.evicted
             return report
 
-    def _forget_missing(self, partition: str, present: set[str], report: RefreshReport) -> None:
-        files = self._files[partition]
-        for name in [n for n in files if n not in present]:
-            files.pop(name).gone = True
-            report.vanished_files += 1
-        bad = self._refused.bad[partition]
-        for name in [n for n in bad if n not in present]:
-            del bad[name]
-
     def _unlink(self, doomed: list[Entry]) -> None:
         """Delete files that are not in the index any more; one that cannot be deleted is skipped from now on."""
         for entry in doomed:
@@ -388,8 +361,7 @@ class TrajectoryStore:
             try:
                 path.unlink(missing_ok=True)
             except OSError as err:
-                self._refused.bad[entry.partition][entry.name] = f"it could not be deleted: {err}"
-                logger.warning("%s cannot be deleted: %s", path, err)
+                self._refused.skip(path, f"it cannot be deleted: {err}")
         if doomed:
             self._open_files.clear()  # a deleted file takes space until it is closed
 
@@ -420,7 +392,9 @@ class TrajectoryStore:
             self._unlink(doomed)
             if delete_quarantine:
                 self._refused.delete_quarantine()
-            self._record.forget_deleted(self._live())
+            (self.root / ix.JOURNAL).unlink(missing_ok=True)
+            if live := self._live():
+                ix.write_order(self.root, live)
 
     def close(self) -> None:
         """Close all files. Reading opens them again."""
@@ -468,7 +442,7 @@ class TrajectoryStore:
                 self._collected_steps = int(steps) + sum(self._files[FIFO][name].total for name in later)
             self._publish()
             if self.edit:
-                self._record.rewrite(self._live())
+                ix.write_order(self.root, self._live())
 
     def __getstate__(self) -> dict[str, Any]:
         with self._lock:

@@ -304,19 +304,13 @@ def _stored(slots: Slots, arrays: Arrays, start_time: int, env_name: str) -> Sto
 def _fetch(fd: int, entry: Entry, i: int, size: int, row: int, out: np.ndarray, count: int) -> None:
     """Rows [row, row + count), of ``size`` bytes each, of the i-th field, into all of ``out``."""
     if size:
-        at = entry.places[i] + row * size
+        at, wanted = entry.places[i] + row * size, count * size
         got = _preadv(fd, (out,), at)
-        if got != count * size:
-            _fetch_rest(fd, out, at, got)
-
-
-def _fetch_rest(fd: int, out: np.ndarray, at: int, got: int) -> None:
-    view = memoryview(out.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
-    while got < len(view):
-        more = _preadv(fd, (view[got:],), at + got)
-        if not more:
-            raise BadFileError(f"it ends at byte {at + got}, {len(view) - got} bytes early")
-        got += more
+        while got < wanted:  # more than 2 GB, or the end of a file that was cut short
+            more = _preadv(fd, (out.reshape(-1).view(np.uint8)[got:],), at + got)
+            if not more:
+                raise BadFileError(f"it ends at byte {at + got}, {wanted - got} bytes early")
+            got += more
 
 
 def _fetch_packed(fd: int, entry: Entry, i: int, size: int, row: int, out: np.ndarray, count: int) -> None:

@@ -24,8 +24,6 @@ KINDS = ("segments", "npz", "npz-compressed")
 MAX_PENDING_BYTES = 64 << 20
 RETRY_SECONDS = 5.0
 """Time after a full disk during which `TrajectoryWriter.write` queues trajectories without trying to write."""
-_MAX_BATCH = 1 << 16  # trajectories in one segment
-_MAX_TRAJECTORY_BYTES = 2 << 30
 
 
 class TrajectoryWriter:
@@ -130,7 +128,7 @@ class TrajectoryWriter:
         self._queue.append((trajs, size))
         self.pending += len(trajs)
         self.pending_bytes += size
-        if (self.pending_bytes >= self._limit or len(self._queue) >= _MAX_BATCH) and time.monotonic() >= self._retry_at:
+        if self.pending_bytes >= self._limit and time.monotonic() >= self._retry_at:
             self.flush()
 
     def flush(self) -> int:
@@ -189,8 +187,7 @@ class TrajectoryWriter:
         batch: list[StoredTrajs] = []
         size = number = 0
         for trajs, more in self._queue:
-            most = size + more > max(self._limit, _MAX_TRAJECTORY_BYTES // 2) or number + len(trajs) > _MAX_BATCH
-            if batch and (size >= self._limit or most):
+            if size >= self._limit:
                 break
             batch.append(trajs)
             number += len(trajs)
@@ -232,8 +229,6 @@ class TrajectoryWriter:
         x, before = self._prev_action, trajs.prev_actions
         if (before.shape[1:], before.dtype) != (x.shape, x.dtype):
             raise _misfit(x, before[0], x.shape)
-        if n == 1 and size > _MAX_TRAJECTORY_BYTES:
-            raise ValueError(f"a trajectory of {size} bytes is too long: save at most {_MAX_TRAJECTORY_BYTES} bytes a piece")
         return size
 
 

@@ -15,10 +15,9 @@ import numpy as np
 from amago.data.trajectory import FrozenTraj, StoredTraj
 from amago.loading.offline.base import OfflineDataset, TrajectorySource
 from amago.relabeling import Relabeler
-from amago.spaces import action_spec, key_problem, obs_spec
+from amago.spaces import action_spec, obs_spec
 from amago.store import BadFileError, PickleRefusedError, formats
 from amago.store.files import open_regular, read_exactly
-from amago.store.schema import CODE_OF
 from amago.store.store import PARTITIONS
 
 MAX_PICKLE_BYTES = 1 << 30
@@ -155,26 +154,12 @@ def read_file(path: Path) -> FrozenTraj:
     """
     try:
         if path.suffix == formats.PICKLE:
-            fields = _unpickle(path)
+            traj = _unpickle(path)
         else:
             with np.load(path, allow_pickle=False) as archive:
-                fields = vars(FrozenTraj.from_dict(archive))
-        rews = np.asarray(fields["rews"], np.float32).reshape(-1, 1)
-        traj = FrozenTraj(
-            obs={str(k): np.ascontiguousarray(v) for k, v in fields["obs"].items()},
-            rl2s=np.asarray(fields["rl2s"], np.float32),
-            time_idxs=np.asarray(fields["time_idxs"], np.int64).reshape(-1, 1),
-            rews=rews,
-            dones=np.asarray(fields["dones"]).astype(bool).reshape(-1, 1),
-            actions=np.asarray(fields["actions"], np.float32).reshape(len(rews), -1),
-        ).validate()
-        if any(a.dtype not in CODE_OF or key_problem(k) for k, a in traj.obs.items()):
-            raise ValueError(f"observations {sorted(traj.obs)}")
-        counts = np.array_equal(traj.time_idxs[:, 0], traj.time_idxs[0, 0] + np.arange(len(rews) + 1))
-        if not len(rews) or traj.rl2s.shape != (len(rews) + 1, 1 + traj.actions.shape[1]):
-            raise ValueError("the shapes of rl2s, time_idxs and actions do not fit together")
-        if traj.time_idxs[0, 0] < 0 or not counts:
-            raise ValueError("time_idxs do not count steps, from 0 or later")
+                traj = FrozenTraj.from_dict(archive)
+        formats.check_original(traj)
+        traj.rews, traj.dones = traj.rews.astype(np.float32), traj.dones.astype(bool)
         return traj
     except (BadFileError, FileNotFoundError):
         raise
@@ -220,8 +205,8 @@ def _latin1(text: str, encoding: str = "latin1") -> bytes:
     return text.encode("latin1")
 
 
-def _unpickle(path: Path) -> dict[str, Any]:
-    """The fields of a pickled ``Trajectory`` or ``FrozenTraj``."""
+def _unpickle(path: Path) -> FrozenTraj:
+    """The content of a pickled ``Trajectory`` or ``FrozenTraj``."""
     fd, info = open_regular(path)
     try:
         if info.st_size > MAX_PICKLE_BYTES:
@@ -230,13 +215,11 @@ def _unpickle(path: Path) -> dict[str, Any]:
     finally:
         os.close(fd)
     if not isinstance(content, _Trajectory):
-        return vars(content)
+        return FrozenTraj(**vars(content))
     steps = vars(content)["timesteps"]
-    names = ("prev_action", "reward", "time_idx", "terminal")
-    columns = {name: np.stack([np.asarray(vars(s)[name]).reshape(-1) for s in steps]) for name in names}
-    rewards, actions = columns["reward"], columns["prev_action"]
-    return {
-        "obs": {k: np.stack([np.asarray(s.obs[k])[0] for s in steps]) for k in steps[0].obs},
-        "rl2s": np.concatenate((rewards, actions), axis=1), "time_idxs": columns["time_idx"], "rews": rewards[1:],
-        "dones": columns["terminal"][1:], "actions": actions[1:],
-    }  # fmt: skip
+    rewards, actions, times, dones = (
+        np.stack([np.asarray(vars(s)[name]).reshape(-1) for s in steps])
+        for name in ("reward", "prev_action", "time_idx", "terminal")
+    )
+    obs = {k: np.stack([np.asarray(s.obs[k])[0] for s in steps]) for k in steps[0].obs}
+    return FrozenTraj(obs, np.concatenate((rewards, actions), axis=1), times, rewards[1:], dones[1:], actions[1:])
