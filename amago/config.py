@@ -134,11 +134,7 @@ def zoo_file(name: str) -> Path:
     """The file of "zoo/NAME", or a ValueError that names similar ones."""
     known = zoo_files()
     if name not in known:
-        listing = (
-            f"its {len(known)} settings are the .gin files in {Path(__file__).parent / 'zoo'}; 'amago list zoo' lists them"
-        )
-        near = difflib.get_close_matches(name.removeprefix("zoo/"), [k.removeprefix("zoo/") for k in known], n=3, cutoff=0.6)
-        hint = f"did you mean {' or '.join(f'zoo/{n}' for n in near)}?" if near else listing
+        hint = _did_you_mean(name, known, 0.7) or f"'amago list zoo' lists its {len(known)}"
         raise ValueError(f"the zoo has no settings called {name!r}; {hint}")
     return known[name]
 
@@ -162,12 +158,18 @@ def settable_parameters(selector: str) -> list[str]:
     return [name for name, p in signature_of(selector).items() if p.default is not p.empty]
 
 
+def selectors_of(part: object) -> list[str]:
+    """The full names of a class or function; [] without the decorator ``@gin.configurable``."""
+    return [selector for selector, entry in registry().items() if part in (entry.wrapped, entry.wrapper)]
+
+
 def selector_of(cls: Any) -> str:
     """The full name of a configurable, such as "amago.agent.Agent"; a ValueError without the decorator ``@gin.configurable``."""
-    for selector, entry in registry().items():
-        if entry.wrapped is cls or entry.wrapper is cls:
-            return selector
-    raise ValueError(f"{cls.__module__}.{cls.__qualname__} is not marked @gin.configurable, so its defaults cannot be changed")
+    if not (found := selectors_of(cls)):
+        raise ValueError(
+            f"{cls.__module__}.{cls.__qualname__} is not marked @gin.configurable, so its defaults cannot be changed"
+        )
+    return found[0]
 
 
 def _matches(name: str) -> list[str]:
@@ -178,8 +180,9 @@ def _matches(name: str) -> list[str]:
 
 def bound(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function with its bindings of now as defaults, for calls that do not ask gin; one without the decorator as it is."""
-    found = next((entry.wrapped for entry in registry().values() if entry.wrapper is function), None)
-    return function if found is None or isinstance(found, type) else partial(found, **gin.get_bindings(function))
+    if isinstance(function, type) or not (names := selectors_of(function)):
+        return function
+    return partial(registry()[names[0]].wrapped, **gin.get_bindings(function))
 
 
 def is_registered(selector: str) -> bool:
@@ -341,14 +344,9 @@ _SYNONYMS = {
 
 def suggestion(name: str, known: Iterable[str]) -> str:
     """Suggest a replacement for a name that does not exist: "did you mean X?", or the list of existing names."""
-    known = list(known)
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
-    synonym = _SYNONYMS.get(name.lower())
-    if synonym in known and synonym not in near:
-        near.insert(0, synonym)
-    if near:
-        return f"did you mean {' or '.join(near)}?"
-    return _did_you_mean(name, known, 0.45) or (f"it has {', '.join(known)}" if known else "it has none")
+    known, synonym = list(known), _SYNONYMS.get(name.lower())
+    near = _did_you_mean(synonym if synonym in known else name, known, 0.5)
+    return near or f"it has {', '.join(known) or 'none'}"
 
 
 def _did_you_mean(name: str, known: Iterable[str], cutoff: float) -> str:

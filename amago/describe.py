@@ -11,6 +11,7 @@ import sys
 import textwrap
 import types
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import PurePath
 from typing import Any
 
@@ -105,19 +106,8 @@ def html_table(heads: Sequence[str], rows: Sequence[Sequence[object]], marks: Se
 
 
 def format_duration(seconds: float | None) -> str:
-    """A time as text: "40 s", "3:05 min", "2:10 h", "3 d 4 h"; "?" for None."""
-    if seconds is None or not math.isfinite(seconds):
-        return "?"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60}:{whole % 60:02d} min"
-    minutes = round(seconds / 60)
-    if minutes < 48 * 60:
-        return f"{minutes // 60}:{minutes % 60:02d} h"
-    hours = round(seconds / 3600)
-    return f"{hours // 24} d {hours % 24} h"
+    """A time as text, "0:03:05"; "?" for None."""
+    return "?" if seconds is None or not math.isfinite(seconds) else str(timedelta(seconds=round(seconds)))
 
 
 def format_rate(per_second: float) -> str:

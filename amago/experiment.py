@@ -285,8 +285,6 @@ class Experiment(ExperimentSettings):
         saves and returns, and another call goes on. ``should_stop``, which callbacks set, ends it when the epoch is finished.
         A run that was to train and has made no update raises `amago.run.data.NothingTrainedError`.
         """
-        if self.rundir.refusal is not None:  # here, and no deeper: the user's call is the next line of the traceback
-            raise self.rundir.refusal
         self.building.require("learn()")
         warn_if_nothing_to_do(self)
         self.building.resume()

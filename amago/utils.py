@@ -7,39 +7,22 @@ torch.
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from amago.compat.training import (
-        AdamWRel,
-        avg_over_accelerate,
-        count_params,
-        get_constant_schedule_with_warmup,
-        get_grad_norm,
-        gin_as_wandb_config,
-        masked_avg,
-        retry_load_checkpoint,
-        sum_over_accelerate,
-    )
+from amago.compat.names import attributes
 
-__all__ = [
-    "AdamWRel", "AmagoWarning", "amago_warning", "avg_over_accelerate", "call_async_env", "count_params",
-    "get_constant_schedule_with_warmup", "get_grad_norm", "gin_as_wandb_config", "masked_avg", "retry_load_checkpoint", "split_batch",
-    "split_dict", "stack_list_array_dicts", "sum_over_accelerate",
-]  # fmt: skip
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'amago.utils' has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module("amago.compat.training"), name)
-    return value
+_WITH_TORCH = (
+    "AdamWRel", "avg_over_accelerate", "count_params", "get_constant_schedule_with_warmup", "get_grad_norm", "gin_as_wandb_config",
+    "masked_avg", "retry_load_checkpoint", "sum_over_accelerate",
+)  # fmt: skip
+_OWN = ("AmagoWarning", "amago_warning", "call_async_env", "split_batch", "split_dict", "stack_list_array_dicts")
+__all__ = [*_WITH_TORCH, *_OWN]
+__getattr__ = attributes(__name__, dict.fromkeys(_WITH_TORCH, "amago.compat.training"))
 
 
 class AmagoWarning(Warning):

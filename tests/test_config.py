@@ -107,7 +107,7 @@ def test_the_zoo_and_missing_files():
         assert config.bindings(), path
     check_refused(
         ValueError,
-        (naming("'zoo/nothing'", "/zoo"), lambda: use_config({}, ["zoo/nothing"])),
+        (naming("'zoo/nothing'", "amago list zoo"), lambda: use_config({}, ["zoo/nothing"])),
         (naming("'nowhere.gin'"), lambda: use_config({}, ["nowhere.gin"])),
     )
 

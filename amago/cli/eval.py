@@ -203,7 +203,7 @@ def _record_video(args: Namespace, policy: Policy, make_env: GymEnv, run_dir: Pa
         rows = read_metrics(run_dir) if (run_dir / "metrics.jsonl").is_file() else []
         logger = TensorBoardLogger(events)
         logger.log_video(TAG, args.video, pictures, fps, max((r["env_steps"] for r in rows), default=0))
-        logger.on_close(None)
+        logger.on_close()
         print(f"also in TensorBoard: {events}")
     if args.log:
         video.log_to_wandb(run_dir, TAG, args.video)

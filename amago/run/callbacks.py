@@ -10,55 +10,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 
 from amago.describe import format_value
-from amago.envs.statistics import PhaseStatistics
 from amago.run.checkpoint import CheckpointError, load_weight_file
-from amago.run.group import Signals
 from amago.run.metric_names import AVERAGE_RETURN
 
-
-class Run(Protocol):
-    """The fields of `amago.Experiment` that the library's callbacks use."""
-
-    val_interval: int | None
-    resume: str | int
-    epoch: int
-    epochs: int
-    grad_update_counter: int
-    should_stop: bool
-    launched: bool
-    checkpoints: Any
-    logger: Any
-    moments: CallbackList
-    position: Any
-    signals: Signals
-    train_envs: Any
-    phase_statistics: PhaseStatistics | None
-
-    def print(self, text: str) -> None: ...
-    def write_best_policy(self, note: Mapping[str, Any] | None = None) -> bool: ...
-    def read_latest_policy(self) -> None: ...
-    def write_latest_policy(self) -> None: ...
-    def axes(self) -> dict[str, int]: ...
-    def log(self, metrics_dict: Mapping[str, Any], key: str) -> None: ...
-    def log_at(self, metrics_dict: Mapping[str, Any], key: str, axes: Mapping[str, int]) -> None: ...
-
-    @property
-    def data(self) -> Any: ...
-    @property
-    def run_dir(self) -> Path: ...
-    @property
-    def exploration_wrapper_type(self) -> object: ...
-    @property
-    def env_steps(self) -> int: ...
-    @property
-    def collects(self) -> bool: ...
-    @property
-    def learns(self) -> bool: ...
+Run: TypeAlias = Any
+"""An `amago.Experiment`, in the annotations of the library's callbacks: its module imports this one."""
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,13 @@ class Batches:
             self._given.close()
 
 
+def _nothing_ended(s: ExperimentSettings) -> str:
+    return (
+        f"no rollout ended and was saved within train_timesteps_per_epoch={s.train_timesteps_per_epoch} steps of each actor an epoch: collect "
+        "for longer, give the environment a time limit, or save rollouts in pieces (traj_save_len)"
+    )
+
+
 def warn_if_nothing_saved(s: ExperimentSettings, dataset: RLDataset, epoch: int, saved: int) -> None:
     """Warn if collection has left nothing to learn from although every actor has taken 1,000 steps: long rollouts are not a mistake.
 
@@ -98,16 +105,9 @@ def warn_if_nothing_saved(s: ExperimentSettings, dataset: RLDataset, epoch: int,
         epoch: the number of the current one, whose phase of collection is over.
         saved: trajectories that this process has saved; others may have taken them away since.
     """
-    steps = s.train_timesteps_per_epoch or 0
-    taken = (epoch + 1 - max(0, s.start_collecting_at_epoch)) * steps
-    if dataset.save_new_trajs_to is None or dataset.ready_for_training or saved or not steps or taken < 1000:
-        return
-    warnings.warn(
-        f"no rollout ended within train_timesteps_per_epoch={steps} steps of each actor, so nothing was saved and there is "
-        "nothing to learn from. If rollouts are longer than this, data will appear in later epochs; if they never end, save them "
-        f"in pieces (for example traj_save_len={max(s.max_seq_len, min(steps, 1000))}) or give the environment a time limit",
-        stacklevel=2,
-    )
+    taken = (epoch + 1 - max(0, s.start_collecting_at_epoch)) * (s.train_timesteps_per_epoch or 0)
+    if dataset.save_new_trajs_to is not None and not dataset.ready_for_training and not saved and taken >= 1000:
+        warnings.warn(f"there is nothing to learn from yet: {_nothing_ended(s)}", stacklevel=2)
 
 
 def check_trained(s: ExperimentSettings, dataset: RLDataset, has_trained: bool, skipped: int, restarts: int) -> None:
@@ -121,11 +121,7 @@ def check_trained(s: ExperimentSettings, dataset: RLDataset, has_trained: bool, 
     elif not s.collects:
         why = "this process does not collect, and there was no data of others"
     else:
-        why = (
-            f"no rollout ended and was saved, within train_timesteps_per_epoch={s.train_timesteps_per_epoch} steps of each actor in each of "
-            f"epochs={s.epochs} epochs: collect for longer, give the environment a time limit, or save rollouts in pieces (traj_save_len)"
-        )
-        why += f"; {restarts} environments failed and were replaced, see the log" if restarts else ""
+        why = _nothing_ended(s) + (f"; {restarts} environments failed and were replaced, see the log" if restarts else "")
     raise NothingTrainedError(f"the run is over and has trained on nothing: {why}")
 
 
@@ -148,11 +144,9 @@ def wait_for_data(dataset: RLDataset, refused_timeout: float, pause: Callable[[]
         refused, now = dataset.refused_files(), time.monotonic()
         listed = "".join(f"\n  - {path}: {reason}" for path, reason in islice(refused.items(), 10))
         listed += f"\n  - and {len(refused) - 10:,} more" if len(refused) > 10 else ""
-        if not refused:
-            since = None
-        elif since is None:
-            since = now
+        if refused and since is None:
             logger.warning("no file that was found can be sampled; the run fails after %g s: %s", refused_timeout, listed)
+        since = (since or now) if refused else None
         if ranks.any(since is not None and now - since >= refused_timeout):
             raise NoReadableDataError(
                 f"there is nothing to train on: this process does not collect, all {len(refused):,} files that were found were "

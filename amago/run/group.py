@@ -164,7 +164,7 @@ class Signals:
     def decide(self) -> bool:
         """True in all ranks if a signal has reached any of them, so that all stop. All ranks must call this together."""
         if self._ranks.count > 1 and self._decided is None:
-            self._decided = self.meet(self.requested or 0) or None
+            self._decided = self._ranks.largest(self.requested or 0) or None
         return bool(self)
 
     def check(self) -> None:
@@ -172,10 +172,6 @@ class Signals:
         `amago.Experiment.learn` saves, and raises it again."""
         if self.decide():
             raise Stopped(128 + (self._decided or self.requested or 0))
-
-    def meet(self, number: int = 0) -> int:
-        """Wait until all ranks are here, handling signals meanwhile; all must call this together. Returns the largest ``number``."""
-        return self._ranks.largest(number)
 
     def wait(self, seconds: float) -> None:
         """Sleep until a signal arrives, for so many seconds at most."""

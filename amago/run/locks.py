@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
+from amago.run.launched.protocol import read_small
 from amago.store import system
 
 log = logging.getLogger(__name__)
@@ -79,11 +80,10 @@ system.after_fork_in_child(_release_in_child)
 
 
 def _holder(path: Path) -> str:
-    try:
-        found = json.loads(path.read_bytes())
-        pid, host, since = found["pid"], found["host"], found["since"]
-    except (OSError, ValueError, KeyError, TypeError):
+    found = read_small(path)
+    if found is None:
         return "being written by another process"  # which has taken the lock in this moment
+    pid, host, since = (found.get(k) for k in ("pid", "host", "since"))
     if (pid, host) != (os.getpid(), socket.gethostname()):
         return f"being written by pid {pid} on {host} since {since}"
     return f"being written by another Experiment of this process (pid {pid} on {host}) since {since}: close() that one first"

@@ -18,7 +18,7 @@ import psutil
 import torch
 
 from amago.registry import require
-from amago.run.callbacks import Callback, LogRow
+from amago.run.callbacks import LogRow
 from amago.run.metric_names import AVERAGE_RETURN, SECTIONS
 from amago.run.plots import read_metrics
 from amago.run.record import flat, run_id
@@ -29,10 +29,16 @@ log = logging.getLogger(__name__)
 MAX_WAITING_BYTES = 64 << 20
 
 
-class Logger(Callback):
-    """Base of the loggers of a run, which passes no experiment to them."""
+class Logger:
+    """Base of the loggers of a run."""
 
     resumed = False  # True where the next row goes on from a training state
+
+    def on_log(self, row: LogRow) -> None:
+        """Write a row."""
+
+    def on_close(self) -> None:
+        """Finish, and close files; twice is fine."""
 
     def log_video(self, tag: str, path: Path, pictures: Sequence[Any], fps: float, env_steps: int) -> None:
         """Show a film, under a name: the file, and its pictures (`amago.run.video.as_frames`), so many a second."""
@@ -53,7 +59,7 @@ class JsonlLogger(Logger):
             if self._file.read(1) != b"\n":  # a process was killed while writing the last line
                 self._waiting = b"\n"
 
-    def on_log(self, experiment: object, row: LogRow) -> None:
+    def on_log(self, row: LogRow) -> None:
         if not row.values:
             return
         line: dict[str, Any] = {
@@ -75,7 +81,7 @@ class JsonlLogger(Logger):
             if not before:  # one warning, not one with each row
                 log.warning("%s: %s; rows wait in memory until they can be written", self._file.name, err)
 
-    def on_close(self, experiment: object) -> None:
+    def on_close(self) -> None:
         if not self._file.closed:
             self._append(b"")
             os.fsync(self._file.fileno())
@@ -117,7 +123,7 @@ class TensorBoardLogger(Logger):
                     number = float("nan") if value is None else value
                     self._writer.add_scalar(f"{row['section']}/{name}", number, first.env_steps)
 
-    def on_log(self, experiment: object, row: LogRow) -> None:
+    def on_log(self, row: LogRow) -> None:
         if self.resumed:
             self.resumed = False
             self._purge(row)
@@ -128,7 +134,7 @@ class TensorBoardLogger(Logger):
         add_to_events(self._writer, tag, pictures, fps, env_steps)
         self._writer.flush()
 
-    def on_close(self, experiment: object) -> None:
+    def on_close(self) -> None:
         self._writer.close()
 
 
@@ -148,13 +154,13 @@ class WandbLogger(Logger):
             group=settings.wandb_group_name, config=dict(config), **identity,
         )  # fmt: skip
 
-    def on_log(self, experiment: object, row: LogRow) -> None:
+    def on_log(self, row: LogRow) -> None:
         self._run.log(_numbers(row) | {f"Charts/{k}": v for k, v in row.charts.items()})
 
     def log_video(self, tag: str, path: Path, pictures: Sequence[Any], fps: float, env_steps: int) -> None:
         self._run.log({tag: self._video(str(path)), "Charts/total_frames": env_steps})
 
-    def on_close(self, experiment: object) -> None:
+    def on_close(self) -> None:
         self._run.finish()
 
 
@@ -187,7 +193,7 @@ class MLflowLogger(Logger):
         for i in range(0, 0 if earlier else len(params), 100):  # as many as MLflow takes at once
             self._client.log_batch(self._id, params=params[i : i + 100])
 
-    def on_log(self, experiment: object, row: LogRow) -> None:
+    def on_log(self, row: LogRow) -> None:
         now, step = int(time.time() * 1000), row.env_steps
         # the names that MLflow takes
         numbers = {re.sub(r"[^\w\-. /]", "_", name): value for name, value in _numbers(row).items()}
@@ -196,7 +202,7 @@ class MLflowLogger(Logger):
     def log_video(self, tag: str, path: Path, pictures: Sequence[Any], fps: float, env_steps: int) -> None:
         self._client.log_artifact(self._id, str(path), tag)
 
-    def on_close(self, experiment: object) -> None:
+    def on_close(self) -> None:
         self._client.set_terminated(self._id)
 
 
@@ -210,10 +216,10 @@ class TrackioLogger(Logger):
             resume="allow" if settings.learns else "never", embed=False,
         )  # fmt: skip
 
-    def on_log(self, experiment: object, row: LogRow) -> None:
+    def on_log(self, row: LogRow) -> None:
         self._run.log(_numbers(row), step=row.env_steps)
 
-    def on_close(self, experiment: object) -> None:
+    def on_close(self) -> None:
         self._run.finish()
 
 
@@ -226,12 +232,12 @@ class CSVLogger(Logger):
         if not self._file.tell():
             self._writer.writerow(("epoch", "env_steps", "grad_steps", "wall_time", "section", "name", "value"))
 
-    def on_log(self, experiment: object, row: LogRow) -> None:
+    def on_log(self, row: LogRow) -> None:
         place = row.epoch, row.env_steps, row.grad_steps, row.wall_time, row.section
         self._writer.writerows((*place, *number) for number in {**row.values, **row.speeds}.items())
         self._file.flush()
 
-    def on_close(self, experiment: object) -> None:
+    def on_close(self) -> None:
         self._file.close()
 
 
@@ -321,7 +327,7 @@ class RunLog:
             section, numbers, **axes, wall_time=round(self.wall_time, 3), charts=charts or {}, speeds=speeds, memory=memory
         )
         for logger in self.loggers:
-            logger.on_log(None, row)
+            logger.on_log(row)
         return row
 
     def note(self, section: str, numbers: Mapping[str, float]) -> None:
@@ -365,5 +371,5 @@ class RunLog:
     def close(self) -> None:
         """Write and close everything; twice is fine."""
         for logger in self.loggers:
-            logger.on_close(None)
+            logger.on_close()
         self.loggers = []

@@ -46,8 +46,7 @@ def param_groups(agent: BaseAgent, settings: ExperimentSettings) -> Params:
 
 def rates_of_parts(settings: ExperimentSettings) -> dict[str, float]:
     """The fields of `PARTS` that are set."""
-    rates = zip(PARTS, (settings.actor_learning_rate, settings.critic_learning_rate))
-    return {name: float(rate) for name, rate in rates if rate is not None}
+    return {name: float(vars(settings)[name]) for name in PARTS if vars(settings)[name] is not None}
 
 
 def adamw(params: Params, learning_rate: float, l2_coeff: float) -> Optimizer:

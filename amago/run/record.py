@@ -127,7 +127,7 @@ def parameters_in_force(parts: Iterable[Any], calls: Calls | None = None) -> dic
             continue
         seen.add(id(part))
         names: set[str] = set()  # that a class nearer to the part has
-        for selectors in _selectors_of(part):
+        for selectors in map(config.selectors_of, part.__mro__ if isinstance(part, type) else (part,)):
             new = {f"{selector}.{k}": v for selector in selectors for k, v in defaults_of(selector).items() if k not in names}
             names |= {full.rpartition(".")[2] for full in new}
             for full, default in new.items():
@@ -138,13 +138,6 @@ def parameters_in_force(parts: Iterable[Any], calls: Calls | None = None) -> dic
                 value = found[full] = bound.get(full, default)
                 waiting += [value] if callable(value) else []
     return found
-
-
-def _selectors_of(part: object) -> list[list[str]]:
-    """The full names of a function, or of a class and then of each of its base classes; [] for one that is not configurable."""
-    family = part.__mro__ if isinstance(part, type) else (part,)
-    entries = config.registry().items()
-    return [[full for full, entry in entries if entry.wrapped is p or entry.wrapper is p] for p in family]
 
 
 def configurable(selector: str) -> Any:

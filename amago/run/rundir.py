@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -29,7 +28,7 @@ from amago.run.checkpoint import (
     write_text,
 )
 from amago.run.group import Ranks
-from amago.run.launched.protocol import STAGING
+from amago.run.launched.protocol import STAGING, read_small
 from amago.run.locks import HeldError, RunLock
 from amago.run.record import SETTINGS_FILE, Calls, fields_of, has_learned, note_start, read_record, run_id, settings_of
 from amago.run.settings import ExperimentSettings, SettingsError
@@ -470,8 +469,5 @@ def has_trajectories(buffer: Path) -> bool:
 
 def owner_of(buffer: Path) -> dict[str, Any] | None:
     """{"id", "run", "directory"} of the run that a buffer belongs to; None if that is not recorded."""
-    try:
-        found = json.loads((buffer / OWNER_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) and all(isinstance(found.get(k), str) for k in ("id", "run", "directory")) else None
+    found = read_small(buffer / OWNER_FILE) or {}
+    return found if all(isinstance(found.get(k), str) for k in ("id", "run", "directory")) else None

@@ -77,8 +77,6 @@ EnvMakers = EnvMaker | Iterable[EnvMaker]
 REQUIRED: Any = object()
 REFUSE, IGNORE = "refuse", "ignore"
 """Treatments, on resume, of a setting that differs from the training state's, in place of a note on the loss."""
-SAVE_FORMATS = ("segments", "npz", "npz-compressed")
-PRECISIONS = ("no", "fp16", "bf16")
 PROGRESS = ("rich", "plain", "none")
 LOG_TO = ("csv", "mlflow", "tensorboard", "trackio", "wandb")
 NAMED_FIELDS: Mapping[str, Mapping[str, Any]] = {
@@ -104,16 +102,10 @@ _SEED = "batches, networks and actors are seeded anew"
 _AVERAGE = "an average of the weights that was not kept before begins with the present ones"
 
 
-def setting(default: object, *, check: Check | None = None, resume: str = "", help: str = "") -> Any:
-    """A field of `ExperimentSettings`.
-
-    Args:
-        default: its value, or a function that makes it; `REQUIRED`: there is none.
-        check: of a value; None: `check_settings` has checks that concern several fields.
-        resume: a change is applied to a run that resumes, with this note on lost state; or `REFUSE`, or `IGNORE`.
-        help: of its command-line argument in training scripts, --NAME; empty: there is none.
-    """
-    return declare(default, check, resume=resume, help=help)
+setting = partial(declare, resume="", help="")
+"""A field of `ExperimentSettings`: its default (`REQUIRED`: there is none) and ``check``, as of `declare`; ``resume``: a change is applied to a
+run that resumes, with this note on lost state, or `REFUSE`, or `IGNORE`; ``help`` of its command-line argument, --NAME, in training scripts (empty:
+there is none)."""
 
 
 @dataclass
@@ -244,7 +236,7 @@ class ExperimentSettings:
     traj_save_len: float = setting(1e10, check=number(1), resume=_ROLLOUTS)
     has_dset_edit_rights: bool = setting(True, check=switch)
     stagger_traj_file_lengths: bool = setting(True, check=switch)
-    save_trajs_as: str = setting("segments", check=one_of(*SAVE_FORMATS), resume=_ROLLOUTS)
+    save_trajs_as: str = setting("segments", check=one_of("segments", "npz", "npz-compressed"), resume=_ROLLOUTS)
     padded_sampling: str = setting("none", check=one_of(*PADDED_SAMPLING))
     dloader_workers: int = setting(6, check=whole(0), resume=IGNORE)
 
@@ -265,7 +257,7 @@ class ExperimentSettings:
     lr_warmup_steps: int = setting(500, check=whole(0), resume=_SCHEDULE)
     grad_clip: float = setting(1.0, check=number(above=0))
     l2_coeff: float = setting(1e-3, check=number(0, finite=True))
-    mixed_precision: str = setting("no", check=one_of(*PRECISIONS), help="precision of the networks")
+    mixed_precision: str = setting("no", check=one_of("no", "fp16", "bf16"), help="precision of the networks")
 
     sample_actions_train: bool = setting(True, check=switch)
     sample_actions_val: bool = setting(True, check=switch)
@@ -456,14 +448,13 @@ def _contradictions(s: ExperimentSettings) -> Iterator[str]:
 
 def warn_if_nothing_to_do(s: ExperimentSettings) -> None:
     """Warn at the start of a loop of empty epochs."""
+    names = (
+        "epochs", "start_collecting_at_epoch", "start_learning_at_epoch", "train_timesteps_per_epoch", "train_batches_per_epoch", "val_interval",
+        "val_timesteps_per_epoch",
+    )  # fmt: skip
     if s.epochs and not s.collects and not s.learns and not s.evaluates:
-        warnings.warn(
-            f"epochs={s.epochs}, start_collecting_at_epoch={s.start_collecting_at_epoch:g}, start_learning_at_epoch="
-            f"{s.start_learning_at_epoch:g}, train_timesteps_per_epoch={s.train_timesteps_per_epoch}, train_batches_per_epoch="
-            f"{s.train_batches_per_epoch}, val_interval={s.val_interval} and val_timesteps_per_epoch={s.val_timesteps_per_epoch} leave "
-            "nothing to do: learn() neither collects, nor learns, nor evaluates",
-            stacklevel=3,
-        )
+        given = ", ".join(f"{name}={vars(s)[name]}" for name in names)
+        warnings.warn(f"learn() neither collects, nor learns, nor evaluates with {given}", stacklevel=3)
 
 
 def collect_only(settings: ExperimentSettings) -> None:

@@ -161,7 +161,7 @@ def test_where_the_time_went(tmp_path, report):
     write_run(tmp_path / "r", (1, 2))
     page = report()
     cells = cells_of(page, "throughput", "r")
-    assert (cells["evaluation"], cells["collection"], cells["training"]) == ("2 s", "40 s", "18 s")
+    assert (cells["evaluation"], cells["collection"], cells["training"]) == ("0:00:02", "0:00:40", "0:00:18")
     assert cells_of(page, "runs", "r")["steps/s"] == "3.33"  # 200 steps in 60 s
 
 

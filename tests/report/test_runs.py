@@ -258,7 +258,7 @@ def ended():
 def test_a_run_that_writes_is_running_and_one_that_has_long_been_silent_has_stopped(half):
     found = status(half, silent=5)
     assert (found.state, found.epochs, found.done, found.left) == ("running", 10, 5, pytest.approx(150, rel=0.3))
-    assert "5 s ago" in found.why
+    assert "0:00:05 ago" in found.why
     assert [status(half, silent=silent).state for silent in (100, 200)] == ["running", "stopped"]
     assert status(half, silent=200).left is None
     append(half, row("val", {}, 5, 500, 50, 1_000.0))  # an epoch of 850 s: pauses of that length are usual

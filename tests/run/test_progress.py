@@ -18,7 +18,7 @@ def lines(text):
 
 LINE = re.compile(
     r"epoch  3/10 \| 72 steps \| [\d,.]+ steps/s, [\d,.]+ updates/s \| return \S+, val \S+ \(Success in TMaze \d.\d+\), length 6 \| "
-    r"actor loss \S+, critic loss \S+ \| \d+ s left$"
+    r"actor loss \S+, critic loss \S+ \| 0:\d\d:\d\d left$"
 )
 
 

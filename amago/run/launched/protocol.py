@@ -139,6 +139,6 @@ def write_beat(path: Path, value: Mapping[str, Any]) -> None:
 
 def read_small(path: Path) -> dict[str, Any] | None:
     """The content of such a file; None if there is none."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, TypeError):
         return dict(json.loads(path.read_text(encoding="utf-8")))
     return None

@@ -120,7 +120,7 @@ class Learner(Launched):
 
         # Ranks make this update together, and decide together afterwards: until the first goes on, they wait here, where signals to them
         # are handled, rather than for its gradients.
-        while signals.meet(verdict()) == 1:
+        while experiment.group.largest(verdict()) == 1:
             began = time.monotonic()
             signals.wait(0.1)
             self._look(experiment, "waiting")
