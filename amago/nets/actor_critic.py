@@ -19,7 +19,7 @@ from amago.nets.ensemble import EnsembleMLP
 from amago.nets.ff import MLP, Normalization
 from amago.nets.heads import BaseActorHead, BaseCriticHead, EnsembleCritics, Straight, outputs_of
 from amago.nets.policy_dists import Discrete, PolicyOutput, TanhGaussian
-from amago.nets.twohot import Bins, ReturnDistribution
+from amago.nets.twohot import Bins
 from amago.nets.utils import Linear, Log, RunningMoments, activation_switch, at_least_float32, check_positive
 from amago.ops import gamma_feature
 
@@ -265,7 +265,7 @@ class NCriticsTwoHot(EnsembleCritics):
         logits = self.outputs(state, action)
         if log_dict is not None:
             self._log(log_dict, self.bins.value(logits.detach()))
-        return ReturnDistribution(logits)
+        return Categorical(logits=logits, validate_args=False)
 
 
 LEAST_SIGMA = 0.01

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import itertools
 import math
 import warnings
 from collections.abc import Callable
@@ -113,29 +112,17 @@ class SelfAttention(nn.Module):
         return context if self._window[0] < 0 else min(self._window[0] + 1 + self.sink_size, context)
 
     def pattern(self, length: int, slots: CacheSlots | None = None) -> Pattern:
-        """The pattern of attention, so that a kernel can do without a mask, for L and ``slots`` as of `forward`. A subclass's
-        `visible` is evaluated at every distance that occurs."""
-        if slots is not None and (not slots.full or slots.sinks != self.sink_size):
+        """The pattern of attention, so that a kernel can do without a mask, for L and ``slots`` as of `forward`; "masked" where a subclass
+        overrides `visible` or `mask`."""
+        if not self._sees_past or (slots is not None and (not slots.full or slots.sinks != self.sink_size)):
             return "masked"
-        if self._sees_past:  # the same without tensors, which a compiler cannot look into and a GPU is waited for
-            steps = length if slots is None else min(slots.prefix, slots.capacity - slots.sinks)
-            earlier, later = (width < 0 or width >= steps - 1 for width in self._window)
-            if slots is not None or steps == 1:
-                return "full" if earlier else "masked"
-            if self.causal or (self._window[1] == 0 and not self.sink_size):
-                return "causal" if earlier else "masked"
-            return "full" if earlier and later else "masked"
-        # a kernel without tensors is evaluated on the CPU: the result is needed on the host, and the GPU need not be waited for
-        device = next((x.device for x in itertools.chain(self.parameters(), self.buffers())), torch.device("cpu"))
-        if slots is not None:
-            ages = torch.arange(min(slots.prefix, slots.capacity - slots.sinks), device=device)
-            return "full" if self.visible(ages).all() else "masked"
-        distance = torch.arange(1 - length, length, device=device)
-        seen = self.visible(distance)
-        if seen.all():
-            return "full"
-        sinks_are_past = self.causal or not self.sink_size
-        return "causal" if sinks_are_past and seen.equal(distance >= 0) else "masked"
+        steps = length if slots is None else min(slots.prefix, slots.capacity - slots.sinks)
+        earlier, later = (width < 0 or width >= steps - 1 for width in self._window)
+        if slots is not None or steps == 1:
+            return "full" if earlier else "masked"
+        if self.causal or (self._window[1] == 0 and not self.sink_size):
+            return "causal" if earlier else "masked"
+        return "full" if earlier and later else "masked"
 
     def mask(self, length: int, slots: CacheSlots | None, device: torch.device, real: Tensor | None = None) -> Tensor:
         """True where a query sees a key: (L, L) for whole sequences, (B, 1, L, L) if ``real`` is given; (B, 1, 1, P) in step
@@ -163,6 +150,10 @@ class SelfAttention(nn.Module):
     def _scored(self, scores: Tensor, seen: Tensor, slots: CacheSlots | None, rows: Tensor | None) -> tuple[Tensor, Tensor]:
         """Scores (B, H, L, S) and the mask of attended keys, as a subclass changes them."""
         return scores, seen
+
+    def _written_out(self, q: Tensor, k: Tensor, v: Tensor, slots: CacheSlots | None, real: Tensor | None) -> Tensor:
+        """The result of `forward`, by all of the `weights`."""
+        return F.dropout(self.weights(q, k, slots, real), self.dropout, self.training).to(v.dtype) @ v
 
     @both_forms
     def forward(self, q: Tensor, k: Tensor, v: Tensor, slots: CacheSlots | None = None, real: Tensor | None = None) -> Tensor:
@@ -201,7 +192,7 @@ class VanillaAttention(SelfAttention):
     """softmax(q k^T / sqrt(D)) v, written out with a mask: slow, and the reference for the other kernels."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, slots: CacheSlots | None = None, real: Tensor | None = None) -> Tensor:
-        return F.dropout(self.weights(q, k, slots, real), self.dropout, self.training).to(v.dtype) @ v
+        return self._written_out(q, k, v, slots, real)
 
 
 def flash_attn_module() -> Any:
@@ -326,27 +317,28 @@ class FlexAttention(SelfAttention):
         return self._block_masks[key]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            **self.__dict__,
-            "failures": {},
-            "_block_masks": {},
-        }  # they hold a closure over this module, which cannot be pickled
+        return self.__dict__ | {"failures": {}, "_block_masks": {}}  # whose closure over this module cannot be pickled
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, slots: CacheSlots | None = None, real: Tensor | None = None) -> Tensor:
-        if slots is not None or real is not None:
-            return self._plain(q, k, v, slots, real)
-        key, reason = (q.device.type, q.dtype, q.shape[-1]), None
+        if slots is None and real is None:
+            reason = self._fault(q, k, v)
+            if reason is None:
+                return self._kernel(q, k, v)
+            warn_fallback("FlexAttention", reason)
+        if self.score_mod is None and self.mask_mod is None:
+            return super().forward(q, k, v, slots, real)
+        return self._written_out(q, k, v, slots, real)
+
+    def _fault(self, q: Tensor, k: Tensor, v: Tensor) -> str | None:
+        """The reason why the kernel cannot be used, or None."""
         if q.device.type not in self.devices:
-            reason = f"its kernel has no backward pass for tensors on {q.device.type}"
-        elif self.dropout and self.training:
-            reason = f"its kernel has no dropout, and dropout_attn is {self.dropout}"
-        elif key not in self.failures:
+            return f"its kernel has no backward pass for tensors on {q.device.type}"
+        if self.dropout and self.training:
+            return f"its kernel has no dropout, and dropout_attn is {self.dropout}"
+        key = (q.device.type, q.dtype, q.shape[-1])
+        if key not in self.failures:
             self.failures[key] = self._try(q, k, v)
-        reason = reason or self.failures.get(key)
-        if reason is None:
-            return self._kernel(q, k, v)
-        warn_fallback("FlexAttention", reason)
-        return self._plain(q, k, v)
+        return self.failures[key]
 
     def _kernel(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         block_mask = self._block_mask(q.shape[2], q.device)
@@ -363,12 +355,6 @@ class FlexAttention(SelfAttention):
         except Exception as err:
             return f"{type(err).__name__}: {err}".splitlines()[0]
         return None
-
-    def _plain(self, q: Tensor, k: Tensor, v: Tensor, slots: CacheSlots | None = None, real: Tensor | None = None) -> Tensor:
-        """The same without the kernel."""
-        if self.score_mod is None and self.mask_mod is None:
-            return super().forward(q, k, v, slots, real)
-        return F.dropout(self.weights(q, k, slots, real), self.dropout, self.training).to(v.dtype) @ v
 
     def _scored(self, scores: Tensor, seen: Tensor, slots: CacheSlots | None, rows: Tensor | None) -> tuple[Tensor, Tensor]:
         indices = _indices(scores, slots, rows)

@@ -140,27 +140,6 @@ def first_layer(weights: Weights, x: Tensor, inputs: slice, bias: bool = False) 
     return _linear(shared, weight[:, inputs], b) if bias else torch.bmm(shared, weight[:, inputs])
 
 
-def evaluate_state_action(
-    net: EnsembleMLP, state: Tensor, gamma_features: Tensor, action: Tensor, weights: Weights | None = None
-) -> Tensor:
-    """C networks of [s, h(gamma), a] for every discount and sampled action. The input is never concatenated: the first layer is
-    linear, so each part contributes to its output separately, and the state's contribution serves all discounts and samples.
-
-    Args:
-        net: with D + 1 + A inputs and O outputs.
-        state: (B, L, D).
-        gamma_features: (G,), h of each discount.
-        action: (K, B, L, G, A), or (K, B, L, 1, A) if all discounts share it. Clamped to +-0.999; the gradient passes the
-            clamp, since bits and one-hot vectors always lie at a bound.
-        weights: from `EnsembleMLP.weights`; None: all.
-
-    Returns:
-        (K, B, L, C, G, O).
-    """
-    weights = net.weights() if weights is None else weights
-    return evaluate_action(net, weights, state_part(weights, state), gamma_features, action)
-
-
 def state_part(weights: Weights, state: Tensor) -> Tensor:
     """The contribution of states (B, L, D) to the first layer's output, bias included, (C, B, L, H)."""
     part = first_layer(weights, state.flatten(0, 1), slice(0, state.shape[-1]), bias=True)
@@ -175,10 +154,16 @@ def evaluate_action(
     action: Tensor,
     value: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """`evaluate_state_action`, given the contribution of the state.
+    """C networks of [s, h(gamma), a] for every discount and sampled action. The input is never concatenated: the first layer is
+    linear, so each part contributes to its output separately, and the state's contribution serves all discounts and samples.
 
     Args:
+        net: with D + 1 + A inputs and O outputs.
+        weights: from `EnsembleMLP.weights`.
         of_state: (C, B, L, H), from `state_part`.
+        gamma_features: (G,), h of each discount.
+        action: (K, B, L, G, A), or (K, B, L, 1, A) if all discounts share it. Clamped to +-0.999; the gradient passes the
+            clamp, since bits and one-hot vectors always lie at a bound.
         value: maps outputs (..., O) to values (..., 1). If given, values are returned, without gradient.
 
     Returns:

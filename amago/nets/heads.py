@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution
 
-from amago.nets.ensemble import EnsembleMLP, evaluate_action, evaluate_state_action, state_part
+from amago.nets.ensemble import EnsembleMLP, evaluate_action, state_part
 from amago.nets.policy_dists import Discrete, PolicyOutput, TanhGaussian, distribution_of
-from amago.nets.twohot import ReturnDistribution
 from amago.nets.utils import Log, at_least_float32, check_positive, has_argument
 from amago.ops import gamma_feature
 from amago.spaces import ActionMask
@@ -124,7 +123,7 @@ class BaseCriticHead(nn.Module):
 
     fused: ClassVar[bool] = False
     """`evaluate` and `evaluate_subset` may bypass `forward`, because it returns the same as
-    `amago.nets.ensemble.evaluate_state_action` on ``self.net``. It is False for a subclass with another `forward` or
+    `amago.nets.ensemble.evaluate_action` on ``self.net``. It is False for a subclass with another `forward` or
     `critic_network_forward`, unless that declares it again."""
 
     gamma_features: Tensor
@@ -209,11 +208,7 @@ class BaseCriticHead(nn.Module):
 
 def outputs_of(result: Tensor | Distribution) -> Tensor:
     """Results of critics as a tensor: values (..., 1), or the logits (..., O) of a categorical distribution."""
-    if isinstance(result, ReturnDistribution):
-        return result.raw_logits
-    if isinstance(result, Categorical):
-        return result.logits
-    return result  # type: ignore[return-value]
+    return result.logits if isinstance(result, Categorical) else result  # type: ignore[return-value]
 
 
 class EnsembleCritics(BaseCriticHead):
@@ -254,7 +249,8 @@ class EnsembleCritics(BaseCriticHead):
     def outputs(self, state: Tensor, action: Tensor, subset: Tensor | None = None) -> Tensor:
         """Values or logits, (K, B, L, C, G, O), of the critics with the indices ``subset``; arguments as for `forward`."""
         self._check_shapes(state, action)
-        out = evaluate_state_action(self.net, state, self.gamma_features, action, self.net.weights(subset))
+        weights = self.net.weights(subset)
+        out = evaluate_action(self.net, weights, state_part(weights, state), self.gamma_features, action)
         return self.scaled(at_least_float32(out))
 
     def evaluate(

@@ -9,6 +9,7 @@ Shapes: N layers, B rows, H heads, S slots, D numbers a head; P <= S is the pref
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -163,11 +164,9 @@ class KVCache:
         """Rows ``start`` to ``stop`` - 1 as a cache that shares this one's storage."""
         if not 0 <= start < stop <= self.batch_size:
             raise ValueError(f"rows {start}:{stop} are not within a batch of {self.batch_size}")
-        view = object.__new__(type(self))
-        view.sinks, view._shown = self.sinks, self._shown
+        view = copy.copy(self)
         view.keys, view.values = self.keys[:, start:stop], self.values[:, start:stop]
-        view.lengths, view.host_lengths = self.lengths[start:stop], self.host_lengths[start:stop]
-        view._least = self._least[start:stop]
+        view.lengths, view.host_lengths, view._least = (x[start:stop] for x in (self.lengths, self.host_lengths, self._least))
         return view
 
     def tensors(self) -> dict[str, Tensor]:

@@ -28,11 +28,6 @@ def joint_batch(ranks: int) -> Iterator[None]:
         _ranks = before
 
 
-def is_joint() -> bool:
-    """True while batches of several ranks count as one."""
-    return _ranks > 1
-
-
 def total(*parts: Tensor) -> tuple[Tensor, ...]:
     """The sums over all ranks of tensors on one device, computed in float64 and in one message; without gradient."""
     if _ranks == 1:

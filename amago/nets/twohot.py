@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
-from torch.distributions import Categorical, Distribution
-from torch.types import _size as Shape
 
 from amago.config import fast_paths
 from amago.ops import symexp, symlog
@@ -81,30 +79,6 @@ class _CrossEntropy(torch.autograd.Function):
             wrong = logits[rows].softmax(dim=-1).mul_(label.sum(dim=-1, keepdim=True)).sub_(label)
             torch.mul(wrong, grad[rows], out=out[rows])
         return out, None
-
-
-class ReturnDistribution(Categorical):
-    """Distributions over the bins of returns, from the logits (..., O) of a network, which are not normalised."""
-
-    raw_logits: Tensor
-
-    def __init__(self, raw_logits: Tensor) -> None:
-        self.raw_logits = self._param = raw_logits
-        self._num_events = raw_logits.shape[-1]
-        Distribution.__init__(self, raw_logits.shape[:-1], validate_args=False)
-
-    @property
-    def logits(self) -> Tensor:  # type: ignore[override]
-        """(..., O), log-probabilities."""
-        return self.raw_logits.log_softmax(dim=-1)
-
-    @property
-    def probs(self) -> Tensor:  # type: ignore[override]
-        """(..., O)."""
-        return self.raw_logits.softmax(dim=-1)
-
-    def expand(self, batch_shape: Shape, _instance: object = None) -> ReturnDistribution:
-        return ReturnDistribution(self.raw_logits.expand(*batch_shape, self._num_events))
 
 
 class Bins(nn.Module):

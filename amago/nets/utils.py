@@ -61,12 +61,9 @@ def add_activation_log(root_key: str, activation: Tensor, log_dict: Log = None) 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
     """The dtype autocast would compute in on ``device``, or None where it is off."""
-    kind = device.type
-    if kind in ("cpu", "cuda") and not torch.is_autocast_enabled(kind):  # shortcut: called about thirty times a step
-        return None
-    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
-        return None
-    return torch.get_autocast_dtype(kind)
+    kind = device.type  # of the two common ones, the slow question is not asked: this is called about thirty times a step
+    usable = kind in ("cpu", "cuda") or torch.amp.is_autocast_available(kind)
+    return torch.get_autocast_dtype(kind) if usable and torch.is_autocast_enabled(kind) else None
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -143,9 +140,7 @@ class WeightCache:
 
     def clear(self) -> None:
         """Forget the value."""
-        self._entry: tuple[list[object], Tensor, list[Tensor]] | None = (
-            None  # with the storages, which therefore no other tensor gets
-        )
+        self._entry: tuple[list[Any], Tensor, list[Tensor]] | None = None  # with the storages, which no other tensor gets then
 
     def get(
         self, sources: Iterable[Tensor | None], compute: Callable[[], Tensor], exact: bool = False, pack: bool = False
@@ -157,19 +152,11 @@ class WeightCache:
         if not _steps:
             _steps.append(0)
             register_optimizer_step_post_hook(_count_step)
-        key: list[object] = [*_steps, pack]
-        given: list[Tensor] = []
-        dtype = None
-        for s in sources:
-            if s is None:
-                continue
-            if s.is_inference():
-                return compute()
-            if not (given or exact):
-                dtype = autocast_dtype(s.device)
-            given.append(s)
-            key += (s.data_ptr(), s._version, s.dtype, s.device)
-        key.append(dtype)
+        given = [s for s in sources if s is not None]
+        if any(s.is_inference() for s in given):
+            return compute()
+        dtype = None if exact else autocast_dtype(given[0].device)
+        key = [*_steps, pack, dtype, *((s.data_ptr(), s._version) for s in given)]
         entry = self._entry
         if entry is not None and entry[0] == key:
             return entry[1]
@@ -333,15 +320,11 @@ class InputNorm(CachedWeights, RunningMoments):
         A batch without a real timestep changes nothing; a feature with a non-finite value keeps its statistics.
         """
         x = x.to(self.nu.dtype)
-        if mask is None and not ranks.is_joint():
-            first, second, real = x.mean((0, 1)), x.square().mean((0, 1)), torch.ones((), dtype=torch.bool, device=x.device)
-        else:
-            mask = torch.ones((*x.shape[:2], 1), dtype=torch.bool, device=x.device) if mask is None else mask
-            kept = torch.where(mask, x, 0.0)
-            sums, squares, count = ranks.total(kept.sum((0, 1)), kept.square().sum((0, 1)), mask.sum())
-            first, second = (s / count.clamp(min=1) for s in (sums, squares))
-            real = count > 0
-        self._move(first, second, real & torch.isfinite(first) & torch.isfinite(second), real)
+        mask = torch.ones((*x.shape[:2], 1), dtype=torch.bool, device=x.device) if mask is None else mask
+        kept = torch.where(mask, x, 0.0)
+        sums, squares, count = ranks.total(kept.sum((0, 1)), kept.square().sum((0, 1)), mask.sum())
+        first, second = (s / count.clamp(min=1) for s in (sums, squares))
+        self._move(first, second, (count > 0) & torch.isfinite(first) & torch.isfinite(second), count > 0)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, L, dim) -> the same, normalised; in training mode the statistics are updated first."""

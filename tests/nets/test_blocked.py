@@ -7,7 +7,7 @@ import torch
 from amago import config
 from amago.nets import blocked, twohot
 from amago.nets.actor_critic import NCritics, NCriticsTwoHot
-from amago.nets.ensemble import EnsembleMLP, evaluate_state_action
+from amago.nets.ensemble import EnsembleMLP, evaluate_action, state_part
 from amago.nets.heads import outputs_of
 
 B, L, C, G, A, D = 3, 7, 3, 4, 2, 6
@@ -19,6 +19,11 @@ def small_blocks(monkeypatch):
     """Several blocks and several grains in tiny cases; the last block is not full."""
     monkeypatch.setattr(blocked, "ROWS", 5 * G)
     monkeypatch.setattr(blocked, "GRAIN", 4)
+
+
+def evaluate(net, state, features, action, detach=False):
+    weights = net.weights(detach=detach)
+    return evaluate_action(net, weights, state_part(weights, state), features, action)
 
 
 def written_out(net, state, features, action):
@@ -65,7 +70,7 @@ def test_values_and_all_gradients(K, shared, n_layers, activation, normalization
     action = (torch.rand(K, B, L, 1 if shared else G, A, dtype=torch.float64) * 1.8 - 0.9).requires_grad_()
     features = torch.rand(G, dtype=torch.float64)
     inputs = [state, action, *net.parameters()]
-    got, want = evaluate_state_action(net, state, features, action), written_out(net, state, features, action)
+    got, want = evaluate(net, state, features, action), written_out(net, state, features, action)
     torch.testing.assert_close(got, want)
     weigh = torch.randn_like(want)
     weigh[:, 1, 2:] = 0.0  # what is padding has no gradient
@@ -82,7 +87,7 @@ def test_with_parameters_held_out_the_gradient_is_that_of_the_rows_that_have_one
     state = torch.randn(B, L, D, dtype=torch.float64, requires_grad=True)
     action = (torch.rand(2, B, L, 1 if shared else G, A, dtype=torch.float64) * 1.8 - 0.9).requires_grad_()
     features = torch.rand(G, dtype=torch.float64)
-    got = evaluate_state_action(net, state, features, action, net.weights(detach=True)).amin(dim=3)
+    got = evaluate(net, state, features, action, detach=True).amin(dim=3)
     want = written_out(net, state, features, action).amin(dim=3)
     for a, b in zip(torch.autograd.grad(got.sum(), (state, action)), torch.autograd.grad(want.sum(), (state, action))):
         torch.testing.assert_close(a, b)
@@ -93,10 +98,10 @@ def test_backward_twice_is_refused_and_possible_without_blocks():
     net = EnsembleMLP(C, D + 1 + A, 8, 2, 1)
     args = net, torch.randn(B, L, D), torch.rand(G), torch.rand(1, B, L, G, A, requires_grad=True)
     with pytest.raises(RuntimeError, match=r"bind amago\.config\.fast_paths\.enabled = False"):
-        torch.autograd.grad(evaluate_state_action(*args).sum(), args[-1], create_graph=True)
+        torch.autograd.grad(evaluate(*args).sum(), args[-1], create_graph=True)
     config.bind({"amago.config.fast_paths.enabled": False})
     args = EnsembleMLP(C, D + 1 + A, 8, 2, 1), *args[1:]
-    (grad,) = torch.autograd.grad(evaluate_state_action(*args).sum(), args[-1], create_graph=True)
+    (grad,) = torch.autograd.grad(evaluate(*args).sum(), args[-1], create_graph=True)
     grad.square().sum().backward()
     assert args[0].core_layers[0].weight.grad.any()
 
@@ -111,7 +116,7 @@ def test_bf16_errs_no_more_than_layer_by_layer_and_gradients_come_in_float32(nor
     def run(fast, half):
         net.fast = fast
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
-            out = evaluate_state_action(net, state, features, action)
+            out = evaluate(net, state, features, action)
         return [out, *torch.autograd.grad((out.float() * weigh).sum(), [state, action, *net.parameters()])]
 
     for exact, blocks, layers in zip(run(True, False), run(True, True), run(False, True)):
@@ -130,7 +135,8 @@ def test_stored_and_chosen_actions_evaluated_together_are_as_if_apart(cls, share
     state = torch.randn(B, L, D, requires_grad=True)
     stored, chosen = torch.rand(B, L, 1 if shared else G, A), torch.rand(2, B, L, G, A, requires_grad=grad)
     out, values = net.evaluate(state, stored, chosen, value)
-    torch.testing.assert_close(out, outputs_of(net(state, stored[None]))[0])
+    same = torch.log_softmax if cls is NCriticsTwoHot else torch.mul  # logits are normalised, or not
+    torch.testing.assert_close(same(out, -1), same(outputs_of(net(state, stored[None]))[0], -1))
     torch.testing.assert_close(values, value(outputs_of(net(state, chosen))))
     assert values.requires_grad == grad
     if grad:

@@ -96,9 +96,9 @@ def test_classifying_critics_read_every_action_as_a_vector(kind):
     net = NCriticsTwoHot(8, 4, kind == "discrete", GAMMAS, d_hidden=16, output_bins=9)
     state, log = torch.randn(2, 5, 8), {}
     shared = torch.rand(1, 2, 5, 1, 4)
-    logits = net(state, shared, log_dict=log).raw_logits
+    logits = net(state, shared, log_dict=log).logits
     assert logits.shape == (1, 2, 5, 4, 3, 9)
-    torch.testing.assert_close(logits, net(state, shared.expand(1, 2, 5, 3, 4)).raw_logits, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(logits, net(state, shared.expand(1, 2, 5, 3, 4)).logits, rtol=1e-4, atol=1e-5)
     assert sorted(log) == ["Q(s, a) (raw)", "Q(s, a) std. over critics (raw)"]
     assert not any(k.startswith("bins") for k in net.state_dict())
 
@@ -109,9 +109,9 @@ def test_a_sampled_bit_gets_its_gradient_although_it_is_at_the_bound(bit, step):
     torch.nn.init.normal_(net.net.output_layer.weight)
     state = torch.randn(2, 5, 8)
     action = torch.full((1, 2, 5, 3, 4), bit, requires_grad=True)
-    net.frozen(state, action).raw_logits.square().sum().backward()
+    net.frozen(state, action).logits.square().sum().backward()
     near = (action.detach() + 0.01 * step).requires_grad_()
-    net.frozen(state, near).raw_logits.square().sum().backward()
+    net.frozen(state, near).logits.square().sum().backward()
     assert (action.grad != 0).all()
     assert torch.nn.functional.cosine_similarity(action.grad.flatten(), near.grad.flatten(), dim=0) > 0.9
 
