@@ -20,7 +20,7 @@ from amago.agent.base import BaseAgent, action_vectors, evaluating
 from amago.agent.methods import (
     check_targets,
     exact_entropy,
-    log_prob_of_stored,
+    log_prob_of,
     sample_with_entropy,
     soft_rewards,
     temperature_for,
@@ -197,7 +197,9 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
         straight = {k: obs[k].unsqueeze(1) for k in self.pass_obs_keys_to_actor}
         pi = action_distribution(self.actor(state.unsqueeze(1), straight_from_obs=straight), self.actor.policy_dist)
         actions = pi.sample_action(sample)
-        extras = {"log_prob": log_prob_of_stored(pi, actions)[:, 0, g]} if "log_prob" in names else {}
+        extras = {}
+        if "log_prob" in names:
+            extras["log_prob"] = log_prob_of(pi, action_vectors(self.action_spec, actions))[:, 0, g, 0]
         return actions[:, 0, g], extras
 
     def learn_from_records(self) -> str:

@@ -52,7 +52,7 @@ def trace_targets(
         value, of_taken: (B, L, 1, G, 1), of those states, and of the actions ``taken``.
         others: as of that function; (B, L, 1, 1 or G, 1).
     """
-    traces = (trace_lambda * _log_prob_of_vector(policy, taken[:, :, None]).float().clamp(max=0.0).exp())[:, :, None]
+    traces = (trace_lambda * log_prob_of(policy, taken[:, :, None]).float().clamp(max=0.0).exp())[:, :, None]
     if log is not None:
         log["Trace Coefficient (main gamma)"] = ranks.masked_mean(traces[:, :-1, :, -1], real[:, 1:, :, 0])
     return ops.trace_return(rews, dones, value, of_taken, traces, gammas, real)
@@ -61,36 +61,19 @@ def trace_targets(
 # ---- probabilities of whole actions -------------------------------------------------------------------------------------------
 
 
-def _parts(policy: ActionDistribution) -> list[tuple[ActionDistribution, slice, slice]]:
-    """The distributions of the parts of an action, with their columns in its vector and in its stored form."""
-    if isinstance(policy, ProductOutput):
-        return [(factor, part.vector, part.stored) for factor, part in zip(policy.factors, policy.parts)]
-    return [(policy, slice(None), slice(None))]
-
-
-def _log_prob_of_vector(policy: ActionDistribution, vector: Tensor) -> Tensor:
-    """`log_prob_of_stored` (..., 1) of vectors (..., A), broadcast against the policy."""
-    each = []
-    for part, at, _ in _parts(policy):
-        if isinstance(part, MultibinaryOutput):
-            each.append(part.log_prob(vector[..., at].expand_as(part.logits)).sum(dim=-1, keepdim=True))
-        else:
-            each.append(part.log_prob_of_vector(vector[..., at]))
-    return torch.stack(each).sum(dim=0)
-
-
-def log_prob_of_stored(policy: ActionDistribution, stored: Tensor) -> Tensor:
-    """Natural log-probabilities (...,) of whole actions in their stored form (..., S); densities where they are continuous.
+def log_prob_of(policy: ActionDistribution, vector: Tensor) -> Tensor:
+    """Natural log-probabilities (..., 1) of whole actions in vector form (..., A), broadcast against the policy; densities where they are
+    continuous.
 
     They are sums over all numbers of an action, bits included, whereas `ActionDistribution.log_prob_of_vector` takes the mean
     over bits.
     """
-    each = []
-    for part, _, at in _parts(policy):
-        discrete = isinstance(part, DiscreteOutput)
-        action = stored[..., at]
-        each.append(part.log_prob(action[..., 0].long()) if discrete else part.log_prob(action.float()).sum(dim=-1))
-    return torch.stack(each).sum(dim=0)
+    if isinstance(policy, ProductOutput):
+        each = [log_prob_of(factor, vector[..., part.vector]) for factor, part in zip(policy.factors, policy.parts)]
+        return torch.stack(each).sum(dim=0)
+    if isinstance(policy, MultibinaryOutput):
+        return policy.log_prob(vector).sum(dim=-1, keepdim=True)
+    return policy.log_prob_of_vector(vector)
 
 
 # ---- entropy --------------------------------------------------------------------------------------------------------------------

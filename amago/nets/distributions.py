@@ -82,17 +82,16 @@ class ActionDistribution(Distribution):
 class PolicyOutput(nn.Module):
     """A map from network outputs to distributions over actions, without parameters.
 
-    A subclass sets `is_discrete` and `actions_differentiable`, implements `input_dimension`, and either `forward`, which may
-    return any distribution of PyTorch, or `make`, which is called outside of half precision and returns an
-    `ActionDistribution`, whose metrics are logged.
+    A subclass implements `input_dimension`, and either `forward`, which may return any distribution of PyTorch, or `make`, which is
+    called outside of half precision and returns an `ActionDistribution`, whose metrics are logged.
 
     Args:
         d_action: A, the width of the action's vector form.
     """
 
-    is_discrete: bool
+    is_discrete: bool = False
     """Actions are indices, and the policy has a probability of each."""
-    actions_differentiable: bool
+    actions_differentiable: bool = True
     """Samples can carry a gradient."""
     gumbel_temperature: float = 0.5
     """Of the gradient of sampled choices."""
@@ -226,25 +225,14 @@ class DiscreteOutput(ActionDistribution, Categorical):
         return {"Policy Entropy": self.entropy().detach().mean()}
 
 
-class MultibinaryOutput(ActionDistribution, Bernoulli):
+class MultibinaryOutput(Bernoulli, ActionDistribution):
     """Independent bits, by the ``logits`` (..., A) of each being 1."""
 
-    logits: Tensor  # instead of the lazy attribute of Bernoulli
-
     def __init__(self, logits: Tensor) -> None:
-        Distribution.__init__(self, logits.shape)
-        self.logits = self._param = logits
+        super().__init__(logits=logits, validate_args=False)
 
     def expand(self, batch_shape: Shape, _instance: object = None) -> MultibinaryOutput:
         return MultibinaryOutput(self.logits.expand(batch_shape))
-
-    @property
-    def probs(self) -> Tensor:  # type: ignore[override]
-        """(..., A), of each bit being 1."""
-        return self.logits.sigmoid()
-
-    def sample(self, sample_shape: Shape = ONE) -> Tensor:
-        return torch.bernoulli(self.probs.detach().expand(*sample_shape, *self.logits.shape))
 
     def rsample(self, sample_shape: Shape = ONE) -> Tensor:
         """Sampled bits with the gradient of the probabilities (straight-through, Bengio et al. 2013, arXiv 1308.3432). NaN in
@@ -261,14 +249,10 @@ class MultibinaryOutput(ActionDistribution, Bernoulli):
         return (self.logits.detach() > 0).to(self.logits.dtype)
 
     def log_prob(self, action: Tensor) -> Tensor:
-        logits, action = torch.broadcast_tensors(self.logits, action.to(self.logits.dtype))
-        return -F.binary_cross_entropy_with_logits(logits, action, reduction="none")
+        return super().log_prob(action.to(self.logits.dtype))
 
     def log_prob_of_vector(self, vector: Tensor) -> Tensor:
         return self.log_prob(vector.expand_as(self.logits)).mean(dim=-1, keepdim=True)
-
-    def entropy(self) -> Tensor:
-        return F.binary_cross_entropy_with_logits(self.logits, self.probs, reduction="none")
 
     def sample_action(self, sample: bool) -> Tensor:
         return (self.sample() if sample else self.mode).to(torch.int8)

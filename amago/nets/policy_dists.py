@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -48,18 +49,16 @@ def softplus_bounded_positive(raw: Tensor, low: float, high: float | None = None
     return found if high is None else found.clamp(max=high)
 
 
-_POSITIVE: dict[str, Callable[..., Tensor]] = {"tanh": tanh_bounded_positive, "softplus": softplus_bounded_positive}
-
-
-def _check_positive_range(name: str, low: float, high: float | None, activation: str) -> None:
-    if activation not in _POSITIVE:
+def _positive(name: str, low: float, high: float | None, activation: str) -> Callable[[Tensor], Tensor]:
+    """The map of network outputs to numbers in [low, high], by ``activation``; ``name`` is of its bounds, for errors."""
+    maps: dict[str, Callable[..., Tensor]] = {"tanh": tanh_bounded_positive, "softplus": softplus_bounded_positive}
+    if activation not in maps:
         raise ValueError(f"std_activation={activation!r} is unknown: use tanh or softplus")
     if activation == "tanh" and high is None:
         raise ValueError(f"std_activation='tanh' needs an upper bound: set {name}_high")
-    if high is None and not low > 0.0:
-        raise ValueError(f"{name}_low must be positive, got {name}_low={low}")
-    if high is not None and not 0.0 < low < high:
+    if not 0.0 < low < (math.inf if high is None else high):
         raise ValueError(f"0 < {name}_low < {name}_high must hold, got {name}_low={low}, {name}_high={high}")
+    return functools.partial(maps[activation], low=low, high=high)
 
 
 def _checked_clip(clip: tuple[float, float]) -> tuple[float, float]:
@@ -79,9 +78,6 @@ class TanhGaussian(PolicyOutput):
         clip_actions_on_log_prob: range to which actions are clamped before their density is computed.
     """
 
-    is_discrete = False
-    actions_differentiable = True
-
     def __init__(
         self,
         d_action: int,
@@ -91,8 +87,7 @@ class TanhGaussian(PolicyOutput):
         clip_actions_on_log_prob: tuple[float, float] = (-0.99, 0.99),
     ) -> None:
         super().__init__(d_action)
-        _check_positive_range("std", std_low, std_high, std_activation)
-        self.std_low, self.std_high, self.std_activation = std_low, std_high, std_activation
+        self.std = _positive("std", std_low, std_high, std_activation)
         self.clip = _checked_clip(clip_actions_on_log_prob)
 
     @property
@@ -101,7 +96,7 @@ class TanhGaussian(PolicyOutput):
 
     def make(self, vec: Tensor) -> TanhGaussianOutput:
         loc, raw = vec.chunk(2, dim=-1)
-        return TanhGaussianOutput(loc, _POSITIVE[self.std_activation](raw, self.std_low, self.std_high), self.clip)
+        return TanhGaussianOutput(loc, self.std(raw), self.clip)
 
 
 @gin.configurable
@@ -117,9 +112,6 @@ class Beta(PolicyOutput):
         clip_actions_on_log_prob: as of `TanhGaussian`.
     """
 
-    is_discrete = False
-    actions_differentiable = True
-
     def __init__(
         self,
         d_action: int,
@@ -131,19 +123,17 @@ class Beta(PolicyOutput):
         clip_actions_on_log_prob: tuple[float, float] = (-0.99, 0.99),
     ) -> None:
         super().__init__(d_action)
-        _check_positive_range("alpha", alpha_low, alpha_high, std_activation)
-        _check_positive_range("beta", beta_low, beta_high, std_activation)
-        self.alpha_low, self.alpha_high, self.beta_low, self.beta_high = alpha_low, alpha_high, beta_low, beta_high
-        self.std_activation, self.clip = std_activation, _checked_clip(clip_actions_on_log_prob)
+        self.alpha = _positive("alpha", alpha_low, alpha_high, std_activation)
+        self.beta = _positive("beta", beta_low, beta_high, std_activation)
+        self.clip = _checked_clip(clip_actions_on_log_prob)
 
     @property
     def input_dimension(self) -> int:
         return 2 * self.d_action
 
     def make(self, vec: Tensor) -> BetaOutput:
-        raw_alpha, raw_beta = vec.chunk(2, dim=-1)
-        alpha = _POSITIVE[self.std_activation](raw_alpha, self.alpha_low, self.alpha_high)
-        return BetaOutput(alpha, _POSITIVE[self.std_activation](raw_beta, self.beta_low, self.beta_high), self.clip)
+        alpha, beta = vec.chunk(2, dim=-1)
+        return BetaOutput(self.alpha(alpha), self.beta(beta), self.clip)
 
 
 class GMMOutput(ActionDistribution):
@@ -193,7 +183,6 @@ class GMM(PolicyOutput):
         std_activation: "softplus", as above, or "tanh", as for `TanhGaussian`, which needs ``std_high``.
     """
 
-    is_discrete = False
     actions_differentiable = False
 
     def __init__(
@@ -206,8 +195,7 @@ class GMM(PolicyOutput):
     ) -> None:
         super().__init__(d_action)
         check_positive(gmm_modes=gmm_modes)
-        _check_positive_range("std", std_low, std_high, std_activation)
-        self.gmm_modes, self.std_low, self.std_high, self.std_activation = gmm_modes, std_low, std_high, std_activation
+        self.gmm_modes, self.std = gmm_modes, _positive("std", std_low, std_high, std_activation)
 
     @property
     def input_dimension(self) -> int:
@@ -217,16 +205,12 @@ class GMM(PolicyOutput):
         wide = self.gmm_modes * self.d_action
         loc, raw, logits = vec.split((wide, wide, self.gmm_modes), dim=-1)
         shape = (self.gmm_modes, self.d_action)
-        scale = _POSITIVE[self.std_activation](raw.unflatten(-1, shape), self.std_low, self.std_high)
-        return GMMOutput(loc.unflatten(-1, shape), scale, logits.log_softmax(-1))
+        return GMMOutput(loc.unflatten(-1, shape), self.std(raw.unflatten(-1, shape)), logits.log_softmax(-1))
 
 
 @gin.configurable
 class Multibinary(PolicyOutput):
     """A independent bits, from their logits."""
-
-    is_discrete = False
-    actions_differentiable = True
 
     def masked(self, vec: Tensor, legal: Tensor) -> Tensor:
         """Logits, where a bit may not be 1 so low that its probability is 0 in float32, but finite."""
@@ -236,17 +220,12 @@ class Multibinary(PolicyOutput):
         return MultibinaryOutput(vec)
 
 
-class _Categorical(Categorical):
-    """`torch.distributions.Categorical` whose samples keep a last dimension of 1, as actions have it."""
+class _Categorical(DiscreteOutput):
+    """A categorical distribution with the arguments of PyTorch's."""
 
-    def sample(self, sample_shape: Shape = ONE) -> Tensor:
-        return super().sample(torch.Size(sample_shape)).unsqueeze(-1)
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """(...) log-probabilities of indices (...), or (..., 1) as `sample` returns them."""
-        batch = len(self.batch_shape)
-        keeps = value.ndim > batch and value.shape[-1] == 1 and value.shape[value.ndim - batch :] != self.batch_shape
-        return super().log_prob(value.squeeze(-1) if keeps else value)  # type: ignore[no-untyped-call,no-any-return]
+    def __init__(self, probs: Tensor | None = None, logits: Tensor | None = None) -> None:
+        probs = Categorical(probs, logits).probs
+        super().__init__(probs, PolicyOutput(probs.shape[-1]))
 
 
 class _ToBounds(torch.autograd.Function):
@@ -278,7 +257,6 @@ class Discrete(PolicyOutput):
     """
 
     is_discrete = True
-    actions_differentiable = True
 
     def __init__(
         self,
@@ -382,8 +360,6 @@ def action_distribution(dist: Distribution, kind: PolicyOutput) -> ActionDistrib
 
 class Product(PolicyOutput):
     """Make a `ProductOutput` of the concatenated network outputs of the ``parts``, each of a distribution of ``types``."""
-
-    is_discrete = False
 
     def __init__(self, d_action: int, parts: tuple[ActionPart, ...], types: list[PolicyOutput]) -> None:
         super().__init__(d_action)

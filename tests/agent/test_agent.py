@@ -17,7 +17,8 @@ from messages import naming
 import amago
 from amago import config
 from amago.agent import ActorCriticOptions, Agent, MultiTaskAgent, MultiTaskOptions, exp_filter, leaky_relu_filter
-from amago.agent.methods import log_prob_of_stored
+from amago.agent.base import action_vectors
+from amago.agent.methods import log_prob_of
 from amago.loading import Batch
 from amago.nets.actor_critic import NCritics, NCriticsTwoHot
 from amago.nets.policy_dists import GMM, Beta, TanhGaussian, distribution_of
@@ -268,8 +269,8 @@ EVERY = {
 @pytest.mark.parametrize("kind", EVERY)
 def test_probabilities_sum_to_one(kind):
     space, choices = EVERY[kind]
-    dist = policy(space)
-    logs = [log_prob_of_stored(dist, torch.tensor([action])) for action in itertools.product(*choices)]
+    dist, spec = policy(space), action_spec(space)
+    logs = [log_prob_of(dist, action_vectors(spec, torch.tensor([action]))) for action in itertools.product(*choices)]
     assert torch.cat(logs).exp().sum().item() == pytest.approx(1.0, abs=1e-5)
 
 
