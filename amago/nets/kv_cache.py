@@ -166,7 +166,8 @@ class KVCache:
             raise ValueError(f"rows {start}:{stop} are not within a batch of {self.batch_size}")
         view = copy.copy(self)
         view.keys, view.values = self.keys[:, start:stop], self.values[:, start:stop]
-        view.lengths, view.host_lengths, view._least = (x[start:stop] for x in (self.lengths, self.host_lengths, self._least))
+        view.lengths, view.host_lengths = self.lengths[start:stop], self.host_lengths[start:stop]
+        view._least = self._least[start:stop]
         return view
 
     def tensors(self) -> dict[str, Tensor]:
