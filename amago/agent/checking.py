@@ -238,7 +238,6 @@ def _check_export(module: TrajEncoder, seq: Tensor, expected: Tensor) -> None:
         axes[name] = [i for i, (a, b) in enumerate(zip(tensor.shape, more[name].shape)) if a != b]
         shape = tuple(tensor.shape)
         _require(len(axes[name]) == 1, f"export_hidden_state: one dimension of {name!r} {shape} must count actors{_NO_EXPORT}")
-        _require(name not in ("prev_action", "time_idx"), f"export_hidden_state: the exported policy itself has a {name!r}")
 
     def compare(step: nn.Module, what: str) -> None:
         """Two rollouts in a row, the second after ``dones``."""

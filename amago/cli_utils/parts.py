@@ -19,7 +19,7 @@ from amago.envs.exploration import EXPLORATION, ExplorationWrapper
 from amago.nets.actor_critic import Actor, NCritics, NCriticsTwoHot, ResidualActor
 from amago.nets.cnn import CNN, SMALLEST, DrQCNN, GridworldCNN, IMPALAishCNN, NatureishCNN
 from amago.nets.policy_dists import GMM, Beta, TanhGaussian
-from amago.nets.traj_base import TRAJ_ENCODERS, size_arguments
+from amago.nets.traj_base import TRAJ_ENCODERS
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TSTEP_ENCODERS, TstepEncoder, is_image
 
@@ -158,11 +158,11 @@ def switch_traj_encoder(
     chosen = _chosen("traj_encoder", arch)
     sizes: dict[str, object] = {}
     if memory_size is not None:
-        sizes, known = dict(size_arguments(chosen, memory_size)), gin_config.settable_parameters(gin_config.selector_of(chosen))
+        sizes, known = dict(chosen.size_arguments(memory_size)), gin_config.settable_parameters(gin_config.selector_of(chosen))
         if not sizes.keys() <= set(known):
             raise ValueError(
                 f"memory_size sets {', '.join(sizes)}, which {chosen.__name__} does not have (it has {', '.join(known)}): set its own "
-                "arguments by name and leave out memory_size, or declare what sets the width with amago.nets.traj_base.named_traj_encoder"
+                "arguments by name and leave out memory_size, or give the class a class method size_arguments"
             )
     depth = {} if layers is None else {"n_layers": layers}
     return _switch("traj_encoder", chosen, config, sizes | depth | kwargs)

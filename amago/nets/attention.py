@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from amago import config
 from amago.compat.attention import both_forms
 from amago.nets.kv_cache import CacheSlots
-from amago.nets.utils import check_dropout, check_positive
+from amago.nets.utils import check_positive
 
 Pattern = Literal["full", "causal", "masked"]
 """The keys that queries attend to: every key, every key up to their own, or the keys of `SelfAttention.mask`."""
@@ -86,7 +86,8 @@ class SelfAttention(nn.Module):
 
     def __init__(self, causal: bool = True, dropout: float = 0.0) -> None:
         super().__init__()
-        check_dropout(dropout=dropout)
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"dropout of attention must be in [0, 1), got dropout={dropout}")
         self.causal, self.dropout = causal, dropout
         self.fast = config.fast_paths()
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from amago.config import fast_paths
 from amago.nets import blocked
-from amago.nets.utils import activation_switch, check_dropout, check_positive
+from amago.nets.utils import activation_switch, check_positive
 
 
 class EnsembleLinear(nn.Module):
@@ -74,7 +74,6 @@ class EnsembleMLP(nn.Module):
     ) -> None:
         super().__init__()
         check_positive(n_layers=n_layers)
-        check_dropout(dropout_p=dropout_p)
         self.inp_layer = EnsembleLinear(ensemble, d_inp, d_hidden)
         self.core_layers = nn.ModuleList(EnsembleLinear(ensemble, d_hidden, d_hidden) for _ in range(n_layers - 1))
         self.output_layer = EnsembleLinear(ensemble, d_hidden, d_output)

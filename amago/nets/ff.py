@@ -10,7 +10,7 @@ import gin
 import torch
 from torch import Tensor, nn
 
-from amago.nets.utils import InputNorm, Linear, activation_switch, check_dropout, check_positive
+from amago.nets.utils import InputNorm, Linear, activation_switch, check_positive
 
 __all__ = ["MLP", "FFBlock", "InputNorm", "Normalization", "SimNorm"]
 
@@ -102,7 +102,6 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         check_positive(d_inp=d_inp, d_hidden=d_hidden, n_layers=n_layers, d_output=d_output)
-        check_dropout(dropout_p=dropout_p)
         self.in_layer = layer_type(d_inp, d_hidden)
         self.layers = nn.ModuleList(layer_type(d_hidden, d_hidden) for _ in range(n_layers - 1))
         self.out_layer = layer_type(d_hidden, d_output)
@@ -143,7 +142,6 @@ class FFBlock(nn.Module):
     ) -> None:
         super().__init__()
         check_positive(d_model=d_model, d_ff=d_ff)
-        check_dropout(dropout=dropout)
         self.norm = None if norm in (None, "none") else Normalization(norm, d_model)
         self.ff1 = layer_type(d_model, d_ff)
         self.ff2 = layer_type(d_ff, d_model)

@@ -6,7 +6,6 @@ Shapes: B sequences or actors, L timesteps, D numbers of a timestep's input, E o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import astuple
 from typing import Any, ClassVar, TypeVar
 
@@ -59,6 +58,11 @@ class TrajEncoder(nn.Module, ABC):
     def emb_dim(self) -> int:
         """E."""
         return self._emb_dim
+
+    @classmethod
+    def size_arguments(cls, size: int) -> dict[str, int]:
+        """The arguments that make a model ``size`` wide (``--memory_size`` on command lines)."""
+        return {"d_model": size}
 
     @abstractmethod
     def forward(self, seq: Tensor, time_idxs: Tensor, hidden_state: Any = None, log_dict: Log = None) -> tuple[Tensor, Any]:
@@ -183,40 +187,5 @@ def _tensors(state: object) -> list[Tensor]:
     return [part for part in pytree.tree_leaves(state) if part is not None]
 
 
-C = TypeVar("C", bound=type[TrajEncoder])
-
 TRAJ_ENCODERS: Registry[type[TrajEncoder]] = Registry("traj_encoder")
 """The sequence model of each name."""
-_SIZES: dict[type[TrajEncoder], Callable[[int], dict[str, int]]] = {}
-
-
-def _width(size: int) -> dict[str, int]:
-    return {"d_model": size}
-
-
-def named_traj_encoder(
-    *names: str, sizes: Callable[[int], dict[str, int]] = _width, replaceable: bool = False
-) -> Callable[[C], C]:
-    """Decorate a sequence model to make it known by name.
-
-    Args:
-        names: its names on command lines.
-        sizes: from the width of the model (``--memory_size``) to the arguments of the class that set it. Subclasses do not
-            inherit this.
-        replaceable: a program's own class may take the names over.
-
-    Raises:
-        ValueError: a name is taken.
-    """
-    register = TRAJ_ENCODERS.register(*names, replaceable=replaceable)
-
-    def add(cls: C) -> C:
-        _SIZES[cls] = sizes
-        return register(cls)
-
-    return add
-
-
-def size_arguments(cls: type[TrajEncoder], size: int) -> dict[str, int]:
-    """The arguments that make a sequence model ``size`` wide; ``d_model`` for a class that is not decorated."""
-    return _SIZES.get(cls, _width)(size)

@@ -1,7 +1,6 @@
 """Sequence models: causal maps from e_0..e_T to s_0..s_T, over whole sequences in training and one step at a time in acting.
 
-A new one is a subclass of `TrajEncoder`; the decorator `amago.nets.traj_base.named_traj_encoder` gives it a name on command
-lines.
+A new one is a subclass of `TrajEncoder`; the decorator `register_traj_encoder` gives it a name on command lines.
 
 Arguments that mean the same everywhere: ``d_model`` is E; ``n_layers`` the number of layers; ``dropout`` a probability;
 ``activation`` a name as of `amago.nets.utils.activation_switch`; ``norm`` a method of `amago.nets.ff.Normalization`, before each
@@ -27,10 +26,10 @@ from amago.nets.ff import FFBlock, LayerType, Normalization
 from amago.nets.gated_recurrence import GatedRecurrenceBlock, MinGRU, set_forgetting
 from amago.nets.kv_cache import KVCache, TracedCache
 from amago.nets.mamba import Mamba, MambaBlock, MambaState
-from amago.nets.traj_base import TRAJ_ENCODERS, LayeredState, named_traj_encoder
+from amago.nets.traj_base import TRAJ_ENCODERS, LayeredState
 from amago.nets.traj_base import Dones as Dones
 from amago.nets.traj_base import TrajEncoder as TrajEncoder
-from amago.nets.utils import Linear, Log, activation_switch, at_least_float32, autocast_dtype, check_dropout, check_positive
+from amago.nets.utils import Linear, Log, activation_switch, at_least_float32, autocast_dtype, check_positive
 
 State: TypeAlias = Tensor | None
 register_traj_encoder = TRAJ_ENCODERS.register
@@ -38,11 +37,7 @@ get_traj_encoder_cls = TRAJ_ENCODERS.find
 list_registered_traj_encoders = TRAJ_ENCODERS.names
 
 
-def _rnn_sizes(size: int) -> dict[str, int]:
-    return {"d_hidden": size, "d_output": size}
-
-
-@named_traj_encoder("identity")
+@register_traj_encoder("identity")
 @gin.configurable
 class IdentityTrajEncoder(TrajEncoder):
     """No model: the output of the timestep encoder as it is, without memory."""
@@ -58,7 +53,7 @@ class IdentityTrajEncoder(TrajEncoder):
         return seq, hidden_state
 
 
-@named_traj_encoder("ff")
+@register_traj_encoder("ff")
 @gin.configurable
 class FFTrajEncoder(TrajEncoder):
     """Residual feed-forward blocks on each timestep alone: no memory.
@@ -84,7 +79,6 @@ class FFTrajEncoder(TrajEncoder):
     ) -> None:
         super().__init__(tstep_dim, max_seq_len)
         check_positive(d_model=d_model, n_layers=n_layers)
-        check_dropout(dropout=dropout)
         d_ff = 4 * d_model if d_ff is None else d_ff
         self.traj_emb = Linear(tstep_dim, d_model)
         self.traj_blocks = nn.ModuleList(FFBlock(d_model, d_ff, dropout, activation, norm, layer_type) for _ in range(n_layers))
@@ -146,6 +140,10 @@ class RNNTrajEncoder(LayeredState, TrajEncoder):
         self.out_norm = Normalization(norm, d_output)
         self._emb_dim = d_output
 
+    @classmethod
+    def size_arguments(cls, size: int) -> dict[str, int]:
+        return {"d_hidden": size, "d_output": size}
+
     def init_hidden_state(self, batch_size: int, device: torch.device | str) -> Any:
         dtype = self.out.weight.dtype
         return torch.zeros((self.rnn.num_layers, batch_size, self.rnn.hidden_size), device=device, dtype=dtype)
@@ -163,7 +161,7 @@ class RNNTrajEncoder(LayeredState, TrajEncoder):
         return self.out_norm(out if self.shortcut is None else out + self.shortcut(seq)), hidden_state
 
 
-@named_traj_encoder("gru", "rnn", sizes=_rnn_sizes)
+@register_traj_encoder("gru", "rnn")
 @gin.configurable
 class GRUTrajEncoder(RNNTrajEncoder):
     """A GRU (Cho et al. 2014, arXiv 1406.1078). The hidden state is a tensor (n_layers, B, d_hidden), written in place. Its arguments are
@@ -173,7 +171,7 @@ class GRUTrajEncoder(RNNTrajEncoder):
 
 
 # programs written for the original system register an LSTM of their own
-@named_traj_encoder("lstm", sizes=_rnn_sizes, replaceable=True)
+@register_traj_encoder("lstm", replaceable=True)
 @gin.configurable
 class LSTMTrajEncoder(RNNTrajEncoder):
     """An LSTM (Hochreiter & Schmidhuber 1997; forget gates: Gers et al. 2000). The hidden state is (h, c), each (n_layers, B, d_hidden),
@@ -186,7 +184,7 @@ class LSTMTrajEncoder(RNNTrajEncoder):
         return h, torch.zeros_like(h)
 
 
-@named_traj_encoder("mingru")
+@register_traj_encoder("mingru")
 @gin.configurable
 class MinGRUTrajEncoder(LayeredState, TrajEncoder):
     """Linear recurrences with gates that depend on the input alone (`amago.nets.gated_recurrence.MinGRU`), each followed by a
@@ -242,7 +240,7 @@ class MinGRUTrajEncoder(LayeredState, TrajEncoder):
         return self.out_norm(x).transpose(0, 1), hidden_state
 
 
-@named_traj_encoder("mamba")
+@register_traj_encoder("mamba")
 @gin.configurable
 class MambaTrajEncoder(LayeredState, TrajEncoder):
     """Selective state-space layers with residual connections (Gu & Dao 2023, arXiv 2312.00752).
@@ -297,7 +295,7 @@ class MambaTrajEncoder(LayeredState, TrajEncoder):
         return self.out_norm(x), hidden_state
 
 
-@named_traj_encoder("transformer", sizes=lambda size: {"d_model": size, "d_ff": 4 * size})
+@register_traj_encoder("transformer")
 @gin.configurable
 class TformerTrajEncoder(TrajEncoder):
     """A causal transformer, see `amago.nets.transformer`.
@@ -350,8 +348,6 @@ class TformerTrajEncoder(TrajEncoder):
         qk_norm: float | Sequence[float] | Literal["length"] | None = None,
     ) -> None:
         super().__init__(tstep_dim, max_seq_len)
-        check_positive(d_model=d_model, n_heads=n_heads, d_ff=d_ff, n_layers=n_layers)
-        check_dropout(dropout_attn=dropout_attn)
         self.causal = causal
         t = 2.0 * math.log(max_seq_len + 1) if qk_norm == "length" else qk_norm
 
@@ -367,6 +363,10 @@ class TformerTrajEncoder(TrajEncoder):
         self.d_model, self.n_layers, self.n_heads, self.head_dim = d_model, n_layers, n_heads, self.tformer.head_dim
         self._emb_dim, self.attention_type = d_model, attention_type
         self._kernel().cache_slots(max_seq_len)  # raises if the sinks do not fit
+
+    @classmethod
+    def size_arguments(cls, size: int) -> dict[str, int]:
+        return {"d_model": size, "d_ff": 4 * size}
 
     def _kernel(self) -> transformer.SelfAttention:
         return self.tformer.layers[0].attention_layer.self_attention  # type: ignore[union-attr,return-value]

@@ -43,7 +43,6 @@ from amago.nets.utils import (
     WeightCache,
     activation_switch,
     autocast_dtype,
-    check_dropout,
     check_positive,
 )
 
@@ -227,7 +226,6 @@ class AttentionLayer(CachedWeights):
     ) -> None:
         super().__init__()
         check_positive(d_model=d_model, n_heads=n_heads)
-        check_dropout(dropout_qkv=dropout_qkv)
         if d_model % n_heads:
             raise ValueError(f"d_model must divide by n_heads, got d_model={d_model}, n_heads={n_heads}")
         self.self_attention = self_attention
@@ -321,7 +319,6 @@ class TransformerLayer(nn.Module):
     ) -> None:
         super().__init__()
         check_positive(d_ff=d_ff)
-        check_dropout(dropout_ff=dropout_ff)
         self.d_model, self.attention_layer = d_model, attention_layer
         self.ff1 = make_linear(sigma_reparam, d_model, d_ff)
         self.ff2 = make_linear(sigma_reparam, d_ff, d_model)
@@ -368,7 +365,6 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         check_positive(d_inp=d_inp, d_model=d_model, n_layers=len(layers))
-        check_dropout(dropout_emb=dropout_emb)
         if pos_emb not in _POS_EMBS:
             raise ValueError(f"pos_emb={pos_emb!r} is unknown: use one of {', '.join(_POS_EMBS)}")
         self.head_dim = layers[0].attention_layer.head_dim

@@ -66,6 +66,7 @@ class TstepEncoder(nn.Module, ABC):
     hide_rl2s: bool = False
     hide_rewards: bool = False
     _emb_dim: int
+    in_norm: InputNorm
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
@@ -82,6 +83,17 @@ class TstepEncoder(nn.Module, ABC):
     def emb_dim(self) -> int:
         """D."""
         return self._emb_dim
+
+    def _read_flat(self, keys: Sequence[str], normalize: bool) -> int:
+        """Let `_flat` read the observations ``keys``, with the statistics ``in_norm``; returns the width of its result."""
+        self._flat_keys = keys
+        width = sum(math.prod(self.obs_space[k].shape or ()) for k in keys) + self.rl2_space.shape[-1]
+        self.in_norm = InputNorm(width, skip=not normalize)
+        return width
+
+    def _flat(self, obs: dict[str, Tensor], rl2s: Tensor, mask: Tensor | None) -> Tensor:
+        """Observations and rl2 as one float32 vector a timestep, (B, L, width), normalised."""
+        return self.in_norm(torch.cat([*(obs[k].flatten(2).float() for k in self._flat_keys), rl2s.float()], dim=-1), mask)
 
     @abstractmethod
     def inner_forward(self, obs: dict[str, Tensor], rl2s: Tensor, log_dict: Log = None) -> Tensor:
@@ -100,16 +112,6 @@ class TstepEncoder(nn.Module, ABC):
         if self.takes_mask:
             return self.inner_forward(obs, rl2s, log_dict=log_dict, mask=mask)  # type: ignore[call-arg]
         return self.inner_forward(obs, rl2s, log_dict=log_dict)
-
-
-def flat_width(obs_space: gym.spaces.Dict, keys: Sequence[str], rl2_space: gym.spaces.Box) -> int:
-    """The width of the output of `flat_inputs`."""
-    return sum(math.prod(obs_space[k].shape or ()) for k in keys) + rl2_space.shape[-1]
-
-
-def flat_inputs(obs: dict[str, Tensor], keys: Sequence[str], rl2s: Tensor, norm: InputNorm, mask: Tensor | None) -> Tensor:
-    """The observations ``keys`` and rl2 as one float32 vector a timestep, (B, L, `flat_width`), normalised by ``norm``."""
-    return norm(torch.cat([*(obs[k].flatten(2).float() for k in keys), rl2s.float()], dim=-1), mask)
 
 
 def _space_of(obs_space: gym.spaces.Dict, **argument: str) -> gym.spaces.Box:
@@ -169,15 +171,14 @@ class FFTstepEncoder(TstepEncoder):
     ) -> None:
         super().__init__(obs_space, rl2_space, hide_rl2s, hide_rewards)
         self.obs_keys = _chosen_keys(obs_space, specify_obs_keys)
-        d_inp = flat_width(obs_space, self.obs_keys, rl2_space)
-        self.in_norm = InputNorm(d_inp, skip=not normalize_inputs)
+        d_inp = self._read_flat(self.obs_keys, normalize_inputs)
         d_hidden = max(d_hidden, min(1 << (d_inp - 1).bit_length(), 8 * d_hidden)) if auto_scale else d_hidden
         self.base = MLP(d_inp, d_hidden, n_layers, d_output, activation=activation, normalization=norm)
         self.out_norm = Normalization(out_norm, d_output)
         self._emb_dim = d_output
 
     def inner_forward(self, obs: dict[str, Tensor], rl2s: Tensor, log_dict: Log = None, mask: Tensor | None = None) -> Tensor:
-        x = flat_inputs(obs, self.obs_keys, rl2s, self.in_norm, mask)
+        x = self._flat(obs, rl2s, mask)
         return self.out_norm(self.base(x.to(self.base.in_layer.weight.dtype)))
 
 
@@ -205,14 +206,13 @@ class GoalTstepEncoder(TstepEncoder):
         super().__init__(obs_space, rl2_space, hide_rl2s, hide_rewards)
         self.goal_key, self.obs_keys = goal_key, sorted(set(obs_space.spaces) - {goal_key})
         self.goal_emb = goal_emb_type(_space_of(obs_space, goal_key=goal_key))
-        d_inp = flat_width(obs_space, self.obs_keys, rl2_space)
-        self.in_norm = InputNorm(d_inp, skip=not normalize_inputs)
+        d_inp = self._read_flat(self.obs_keys, normalize_inputs)
         self.base = MLP(d_inp + self.goal_emb.emb_dim, d_hidden, n_layers, d_output, activation=activation)
         self.out_norm = Normalization(out_norm, d_output)
         self._emb_dim = d_output
 
     def inner_forward(self, obs: dict[str, Tensor], rl2s: Tensor, log_dict: Log = None, mask: Tensor | None = None) -> Tensor:
-        x = flat_inputs(obs, self.obs_keys, rl2s, self.in_norm, mask)
+        x = self._flat(obs, rl2s, mask)
         goals = self.goal_emb(obs[self.goal_key])
         return self.out_norm(self.base(torch.cat((x.to(goals.dtype), goals), dim=-1)))
 
@@ -330,8 +330,7 @@ class DictTstepEncoder(TstepEncoder):
             self.img_features.append(_linear_after(net, img_features))
             self.data_augs.append(cnn.DrQv2Aug(4, channels_first=first) if drqv2_aug else nn.Identity())
             self.image_scales.append(cnn.ImageScale(space, first, normalize_images, key))
-        d_vectors = flat_width(obs_space, self.vector_keys, rl2_space)
-        self.in_norm = InputNorm(d_vectors, skip=not normalize_inputs)
+        d_vectors = self._read_flat(self.vector_keys, normalize_inputs)
         self.vectors = MLP(d_vectors, d_hidden, n_layers, vector_features, activation=activation)
         merged = vector_features + img_features * len(self.image_keys)
         self.merge = MLP(merged, d_hidden, n_layers, d_output, activation=activation)
@@ -340,7 +339,7 @@ class DictTstepEncoder(TstepEncoder):
         self._emb_dim = d_output
 
     def inner_forward(self, obs: dict[str, Tensor], rl2s: Tensor, log_dict: Log = None, mask: Tensor | None = None) -> Tensor:
-        x = flat_inputs(obs, self.vector_keys, rl2s, self.in_norm, mask)
+        x = self._flat(obs, rl2s, mask)
         parts = [self.vectors(x.to(self.vectors.in_layer.weight.dtype))]
         for i, key in enumerate(self.image_keys):
             img = self.image_scales[i](self.data_augs[i](obs[key]), mask)
@@ -397,14 +396,13 @@ class ImageGoalTstepEncoder(TstepEncoder):
         self.cnn = cnn_type(image.shape, channels_first=False, activation=activation)
         self.img_features = _linear_after(self.cnn, img_features)
         self.goal_emb = goal_emb_type(goals)
-        d_rest = flat_width(obs_space, self.obs_keys, rl2_space)
-        self.in_norm = InputNorm(d_rest, skip=not normalize_inputs)
+        d_rest = self._read_flat(self.obs_keys, normalize_inputs)
         self.base = MLP(img_features + self.goal_emb.emb_dim + d_rest, d_hidden, n_layers, d_output, activation=activation)
         self.out_norm = Normalization(out_norm, d_output)
         self._emb_dim = d_output
 
     def inner_forward(self, obs: dict[str, Tensor], rl2s: Tensor, log_dict: Log = None, mask: Tensor | None = None) -> Tensor:
-        rest = flat_inputs(obs, self.obs_keys, rl2s, self.in_norm, mask)
+        rest = self._flat(obs, rl2s, mask)
         img = self.img_features(self.cnn(self.image_scale(obs[self.image_key], mask)))
         goals = self.goal_emb(obs[self.goal_key])
         return self.out_norm(self.base(torch.cat((img, goals.to(img.dtype), rest.to(img.dtype)), dim=-1)))

@@ -84,13 +84,6 @@ def check_positive(**values: int) -> None:
             raise ValueError(f"{name} must be at least 1, got {name}={value}")
 
 
-def check_dropout(**values: float) -> None:
-    """Raise ValueError, naming the argument, for the first probability outside [0, 1)."""
-    for name, value in values.items():
-        if not 0.0 <= value < 1.0:
-            raise ValueError(f"{name} must be in [0, 1), got {name}={value}")
-
-
 _steps: list[int] = []  # one number, of the steps of all optimizers, once there is a cached value: fused ones raise no version
 
 

@@ -270,14 +270,6 @@ class Tally(LSTM):
         return super().export_hidden_state(hidden_state) | {"tally": torch.zeros(3)}
 
 
-class Clash(LSTM):
-    def export_hidden_state(self, hidden_state):
-        return {"h": hidden_state[0], "time_idx": hidden_state[1]}
-
-    def import_hidden_state(self, tensors, dones):
-        return self.reset_hidden_state((tensors["h"].clone(), tensors["time_idx"].clone()), dones)
-
-
 NO_EXPORT = "export=False"
 TRAJ_FAULTS = {
     "a shape": (result(lambda self, seq, hidden, out: (out[0][:, -1], out[1])), ("whole sequence", "returned shape", (3, 9, 7))),
@@ -306,7 +298,6 @@ TRAJ_FAULTS = {
     "no gradient": (result(lambda self, seq, hidden, out: (out[0].detach(), out[1])), ("training", "RuntimeError")),
     "memory of its own kind": (Boxed, ("export_hidden_state", "Box", NO_EXPORT)),
     "memory without actors": (Tally, ("export_hidden_state", "'tally'", (3,), NO_EXPORT)),
-    "a name that is taken": (Clash, ("export_hidden_state", "time_idx")),
     "import without reset": (Forgets, ("import_hidden_state", "all rows were done")),
     "import in place": (Clears, ("hidden.0", "changed in place", "import_hidden_state")),
     "not traceable": (Branches, ("torch.export", NO_EXPORT)),
