@@ -51,6 +51,7 @@ GONE = {
     "amago.nets.image_goal_encoder.ImageGoalTstepEncoder": "`amago.nets.tstep_encoders.ImageGoalTstepEncoder`",
     "amago.nets.traj_encoders.GRUTrajEncoder.train": "PyTorch's own",
     "amago.nets.transformer.TransformerLayer.train": "PyTorch's own",
+    **dict.fromkeys((f"amago.nets.policy_dists.MultibinaryOutput.{n}" for n in ("entropy", "sample")), "PyTorch's own"),
     "amago.envs.builtin.atari.AtariGame.": "the original's `sticky_action_prob` in place of `sticky_actions`",
     "amago.envs.builtin.ale_retro.ALE.": "the original's arguments; those of before are keywords",
     "amago.envs.builtin.ale_retro.AtariGame.": "the original's arguments; those of before are keywords",
