@@ -29,18 +29,10 @@ def close(got, expected, rtol=1e-5):
 RL2 = gym.spaces.Box(-np.inf, np.inf, (5,), np.float32)
 
 
-@pytest.mark.parametrize(
-    ("name", "cls"),
-    [
-        ("natureish", cnn.NatureishCNN),
-        ("impalaish", cnn.IMPALAishCNN),
-        ("gridworld", cnn.GridworldCNN),
-        ("drq", cnn.DrQCNN),
-    ],
-)
+@pytest.mark.parametrize("cls", [cnn.NatureishCNN, cnn.IMPALAishCNN, cnn.GridworldCNN, cnn.DrQCNN])
 @pytest.mark.parametrize("channels_first", [False, True])
-def test_cnn(name, cls, channels_first):
-    a, weights = tensors(f"cnn_{name}")
+def test_cnn(cls, channels_first):
+    a, weights = tensors(f"cnn_{cls.__name__.removesuffix('CNN').lower()}")
     img = a["img"].permute(0, 1, 4, 2, 3) if channels_first else a["img"]
     net = cls(img_shape=img.shape[2:], channels_first=channels_first, activation="leaky_relu")
     net.load_state_dict(weights, strict=True)
@@ -130,19 +122,20 @@ def test_sigma_reparam():
     close(net.v, a["v_after"])
 
 
-def test_actor():
-    a, weights = tensors("actor")
-    actor = Actor(8, 4, True, torch.tensor([0.5, 0.9, 0.999]), n_layers=2, d_hidden=16)
-    actor.load_state_dict(weights, strict=True)
-    close(actor(a["state"]).probs, a["probs"])
+GAMMAS = torch.tensor([0.5, 0.9, 0.999])
+ACTORS = {
+    "actor": (lambda: Actor(8, 4, True, GAMMAS, n_layers=2, d_hidden=16), "probs"),
+    "actor_residual": (lambda: ResidualActor(8, 3, False, GAMMAS, feature_dim=16, residual_ff_dim=24), "mean"),
+}
 
 
-def test_residual_actor():
-    a, weights = tensors("actor_residual")
-    gammas = torch.tensor([0.5, 0.9, 0.999])
-    actor = ResidualActor(8, 3, False, gammas, feature_dim=16, residual_ff_dim=24, residual_blocks=2)
+@pytest.mark.parametrize("name", ACTORS)
+def test_actors(name):
+    a, weights = tensors(name)
+    make, result = ACTORS[name]
+    actor = make()
     actor.load_state_dict(weights, strict=True)
-    close(actor(a["state"]).mean, a["mean"])
+    close(getattr(actor(a["state"]), result), a[result])
 
 
 @pytest.mark.parametrize("kind", ["discrete", "continuous", "multibinary"])
@@ -183,41 +176,25 @@ def test_popart():
     assert set(net.state_dict()) == {"mu", "nu", "w", "b", "_t"}
 
 
-def test_discrete():
-    a, _ = tensors("dist_discrete")
-    kind = Discrete(6)
-    dist = kind(a["vec"])
-    close(dist.probs, a["probs"])
-    close(dist.log_prob(a["action"]), a["log_prob"])
-    close(dist.entropy(), a["entropy"])
-    close(kind.action_from_buffer(a["buffer_onehot"]), a["action_from_buffer"])
+# {name: (kind, the results of its distributions)}; log_prob is compared for all
+POLICIES = {
+    "discrete": (Discrete(6), {"probs": "probs"}),
+    "tanh_gaussian": (TanhGaussian(3), {"loc": "base_loc", "scale": "base_scale", "mean": "mean"}),
+    "multibinary": (Multibinary(6), {}),
+    "beta": (Beta(3), {"mean": "mean"}),
+    "gmm": (GMM(3), {"mean": "mean"}),
+}
 
 
-def test_tanh_gaussian():
-    a, _ = tensors("dist_tanh_gaussian")
-    dist = TanhGaussian(3)(a["vec"])
-    close(dist.loc, a["base_loc"])
-    close(dist.scale, a["base_scale"])
-    close(dist.log_prob(a["action"]), a["log_prob"])
-    close(dist.mean, a["mean"])
-
-
-def test_multibinary():
-    a, _ = tensors("dist_multibinary")
-    close(Multibinary(6)(a["vec"]).log_prob(a["action"]), a["log_prob"])
-
-
-def test_beta():
-    a, _ = tensors("dist_beta")
-    dist = Beta(3)(a["vec"])
-    close(dist.log_prob(a["action"]), a["log_prob"])
-    close(dist.mean, a["mean"])
-
-
-def test_gmm():
-    a, _ = tensors("dist_gmm")
-    kind = GMM(3)
-    assert kind.input_dimension == 35
+@pytest.mark.parametrize("name", POLICIES)
+def test_policies(name):
+    a, _ = tensors(f"dist_{name}")
+    kind, results = POLICIES[name]
+    assert kind.input_dimension == a["vec"].shape[-1]
     dist = kind(a["vec"])
     close(dist.log_prob(a["action"]), a["log_prob"])
-    close(dist.mean, a["mean"])
+    for result, expected in results.items():
+        close(getattr(dist, result), a[expected])
+    if name == "discrete":
+        close(dist.entropy(), a["entropy"])
+        close(kind.action_from_buffer(a["buffer_onehot"]), a["action_from_buffer"])

@@ -139,16 +139,6 @@ def test_tanh_gaussian_samples_and_their_gradient():
     torch.testing.assert_close(torch.cat((low, high)), torch.tensor([0.1, 0.5]))
 
 
-def test_multibinary_agrees_with_torch():
-    vec = torch.randn(5, 3)
-    dist, reference = Multibinary(3)(vec), torch.distributions.Bernoulli(logits=vec)
-    bits = dist.sample()
-    assert set(bits.unique().tolist()) <= {0.0, 1.0}
-    torch.testing.assert_close(dist.log_prob(bits.to(torch.int8)), reference.log_prob(bits))
-    torch.testing.assert_close(dist.entropy(), reference.entropy())
-    assert dist.mode.equal((vec > 0).float())
-
-
 @pytest.mark.parametrize("temperature", [0.1, 0.5, 2.0])
 def test_one_hot_samples_and_their_gumbel_softmax_gradient(temperature):
     n, kind = 20_000, Discrete(4, gumbel_temperature=temperature)

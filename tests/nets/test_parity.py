@@ -391,23 +391,6 @@ def test_acting_with_gradients_on_changes_nothing(name):
     assert all(torch.isfinite(p.grad).all() for p in net.parameters() if p.requires_grad and p.grad is not None)
 
 
-def backend(cls, causal=True):
-    """Output, and gradients of q, k and v."""
-    net = cls(causal=causal)
-    torch.manual_seed(7)
-    qkv = torch.randn(3, 2, 4, 7, 8, requires_grad=True)
-    out = net(*qkv)
-    out.square().sum().backward()
-    return out.detach(), qkv.grad
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_backends_agree(causal):
-    expected = backend(VanillaAttention, causal)
-    for cls in (ScaledDotProductAttention, FlashAttention, FlexAttention, SelfAttention):
-        torch.testing.assert_close(backend(cls, causal), expected, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("cls", [ScaledDotProductAttention, VanillaAttention])
 def test_attention_dropout_only_in_training(cls):
     net = cls(dropout=0.5)
