@@ -7,6 +7,7 @@ everything has a leading batch dimension.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import gymnasium as gym
@@ -130,27 +131,27 @@ class AMAGOEnv(gym.Wrapper[Any, Any, Any, Any]):
         Raises:
             TypeError: the name is no str, nor a list of one a row.
         """
-        return "+".join(sorted(set(self._row_names())))
+        name = self._own_name()
+        return name if isinstance(name, str) else _joined(name)
 
     @property
     def env_names(self) -> list[str]:
         """The name of each of the B rows now: as the environment gives them, unless `env_name` is overridden to differ."""
         name = self.env_name
-        try:
-            rows = [name] if self.batched_envs == 1 else self._row_names()
-        except TypeError:  # of the environment's own name, where `env_name` is overridden
-            rows = []
-        return rows if name == "+".join(sorted(set(rows))) else [name] * self.batched_envs
+        with suppress(TypeError):  # of the environment's own name, where `env_name` is overridden
+            rows = self._own_name() if self.batched_envs > 1 else name
+            if not isinstance(rows, str) and _joined(rows) == name:
+                return rows
+        return [name] * self.batched_envs
 
-    def _row_names(self) -> list[str]:
-        """The environment's own names of the rows."""
+    def _own_name(self) -> str | list[str]:
+        """The environment's own name, or one for each row."""
         name = self._env_name if self._env_name is not None else inner_env.own_name(self.env.env)
         if isinstance(name, str):
-            return [name.replace("/", "_")] * self.batched_envs
-        names = name
-        if not isinstance(names, Sequence) or len(names) != self.batched_envs:
+            return name.replace("/", "_")
+        if not isinstance(name, Sequence) or len(name) != self.batched_envs:
             raise TypeError(f"env_name is {name!r}, but must be a str" + (" or a list of one a row" if self.vectorized else ""))
-        return [str(n).replace("/", "_") for n in names]
+        return [str(n).replace("/", "_") for n in name]
 
     @property
     def spec(self) -> Any:  # type: ignore[override]  # Gymnasium's own wrappers override it so
@@ -253,9 +254,7 @@ class AMAGOEnv(gym.Wrapper[Any, Any, Any, Any]):
         reward = np.array([r], dtype=np.float32)
         terminated, truncated = _TRUE if term else _FALSE, _TRUE if trunc else _FALSE
         obs = self._converted(raw)
-        for key in self._observations.real_keys:
-            if not all_finite(obs[key]):
-                self._check_rows(obs[key], f"observation {key!r}", "observations")
+        self._check_obs(obs)
         if term or trunc:
             self.step_count = np.zeros(1, dtype=np.int64)
         return Timestep(obs, self._action_rep(action), reward, count, terminated), reward, terminated, truncated, info
@@ -352,6 +351,10 @@ class AMAGOEnv(gym.Wrapper[Any, Any, Any, Any]):
         return f"{type(self).__name__}({self.env!r}, batched_envs={self.batched_envs})"
 
     __str__ = __repr__
+
+
+def _joined(names: list[str]) -> str:
+    return "+".join(sorted(set(names)))
 
 
 def _check_env(env: object, batched_envs: int) -> None:

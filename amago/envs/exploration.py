@@ -62,7 +62,6 @@ class ExplorationWrapper(gym.ActionWrapper[Any, Any, Any]):
         self.batched_envs = self.amago_env.batched_envs
         self._mask_key = action_mask_key(self.amago_env.observation_space, self.action_spec)
         self._mask: Array | None = None  # of the next action, (B, ...)
-        self._clips = any(part.kind == "continuous" for part in self.action_spec.parts)
         self.rng = np.random.default_rng()
         self.global_step = 0
 
@@ -124,9 +123,7 @@ class ExplorationWrapper(gym.ActionWrapper[Any, Any, Any]):
         return action if noisy is batch else noisy if action.ndim == 2 else noisy[0]
 
     def step(self, action: object) -> Step:  # type: ignore[override]  # arrays: rows side by side
-        if self._clips:
-            action = self.amago_env.check_action(action)  # clipping would hide a number out of bounds
-        taken = self.action(np.atleast_1d(np.asarray(action)))
+        taken = self.action(self.amago_env.check_action(action))  # clipping would hide a number out of bounds
         self.global_step += 1
         out: Any = self.env.step(taken)
         if self._mask_key is not None:

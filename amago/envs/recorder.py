@@ -28,7 +28,7 @@ Array = NDArray[Any]
 Write = Callable[[StoredTrajs], None]
 SaveEvery = float | tuple[int, int] | None
 _FIRST_CAPACITY = 64
-_WRITE_BYTES = 1 << 24  # of the pieces that are handed to the writer together
+_WRITE_BYTES = 1 << 24  # at most, of the pieces that are handed to the writer together
 NEVER = 1 << 62
 
 
@@ -163,13 +163,9 @@ class RolloutBuffer:
         low, high = self._drawn
         return 1 + self._rng.integers(low, max(low + 1, high), n)
 
-    def clear(self) -> None:
-        """Forget the only rollout, which has ended; `reset` follows."""
-        self.t, self._start[0], self.piece_time[0], self.next_cut = 0, 0, 0, NEVER
-
     def wait(self, rows: Array) -> None:
-        """Keep nothing of these rows (B,), in which rollouts have ended, until `begin`."""
-        self._start[rows], self._limit[rows] = self.t, NEVER
+        """Keep nothing of these rows (n,), in which rollouts have ended, until `begin`."""
+        self._start[rows], self._limit[rows], self.piece_time[rows] = self.t, NEVER, 0
         self._plan_cut()
 
     def unfinished(self) -> tuple[Array, int]:
@@ -193,44 +189,28 @@ class RolloutBuffer:
         """Hand the pieces of some rows (n,), up to ``stops`` (n,), to the writer; ``names`` are those of all rows. ``last`` {key: (n, ...)} are
         the observations after the last transitions of those that are ``known`` (n,), if they are not those in the arrays.
         """
-        lengths = stops - self._start[rows]
-        chosen = np.flatnonzero(lengths > 0)
-        parts = [chosen] if len(chosen) else []
-        if len(chosen) > 1:
-            size = self._row_bytes * np.cumsum(lengths[chosen])
-            parts = np.split(chosen, np.flatnonzero(np.diff(size // _WRITE_BYTES)) + 1)
-        for part in parts:
-            which, n = rows[part], lengths[part]
+        starts, most = self._start[rows], max(1, _WRITE_BYTES // (self._row_bytes * max(1, self.t)))
+        chosen = np.flatnonzero(stops > starts)
+        for part in (chosen[i : i + most] for i in range(0, len(chosen), most)):
+            which, n = rows[part], (stops - starts)[part]
+            spans = list(zip(which.tolist(), starts[part].tolist(), stops[part].tolist()))
             arrays = {name: array[which] for name, array in self._once.items()}
-            for kind in ("T", "T+1"):
-                more = n + (kind == "T+1")
-                ends = np.cumsum(more)
-                if len(which) == 1:  # the common case, of environments that are not vectorised
-                    row, first = which[0], self._start[which[0]]
-                    for x in self._fields:
-                        if x.rows == kind:
-                            arrays[x.name] = self._arrays[x.name][first : first + more[0], row].copy()
-                    continue
-                at = np.arange(ends[-1]) + np.repeat(self._start[which] - ends + more, more)
-                places = at * self._env.batched_envs + np.repeat(which, more)
-                for x in self._fields:
-                    if x.rows == kind:
-                        ring = self._arrays[x.name]
-                        arrays[x.name] = ring.reshape(-1, *ring.shape[2:]).take(places, 0)
+            for x in self._fields:
+                if x.rows != "1":
+                    ring, more = self._arrays[x.name], x.rows == "T+1"
+                    arrays[x.name] = np.concatenate([ring[start : stop + more, row] for row, start, stop in spans])
             if last is not None:
                 real = known[part]  # type: ignore[index]
+                ends = np.cumsum(n + 1)[real]
                 for key, _ in self._obs:
-                    arrays[OBS + key][ends[real] - 1] = last[key][part[real]]
-            trajs = StoredTrajs(
-                arrays,
-                n,
-                self.piece_time[which],
-                self._prev_reward[which],
-                self._prev_action[which],
-                [names[row] for row in which.tolist()],
-            )
+                    arrays[OBS + key][ends - 1] = last[key][part[real]]
             try:
-                self._write(trajs)
+                self._write(
+                    StoredTrajs(
+                        arrays, n, self.piece_time[which], self._prev_reward[which], self._prev_action[which],
+                        [names[row] for row, _, _ in spans],
+                    )
+                )  # fmt: skip
             except Exception as err:
                 raise RecordingError(f"a trajectory of {n.max()} steps could not be written: {err}") from err
 
@@ -373,11 +353,12 @@ class Recorder:
             extras = read_fields(self._env, self._at_step, infos, real, (self._tick + 1 - self._began).tolist())
         opening = {} if auto is None else self._opening(auto.opening_infos, auto.opened)
         self._tick += 1
-        self._returns += reward
         if auto is None:
+            self._returns[0] += reward.item()
             if info:
                 collect_row(info, self.metrics[0])
         else:
+            self._returns += reward
             ended = terminated | truncated
             (info, rows), *final = auto.step_infos
             rows = rows if auto.tells_apart else self._everywhere
@@ -385,33 +366,34 @@ class Recorder:
             self._collect(final)
         if pieces is not None:
             pieces.append(ts.obs, self._env.stored_action, reward, terminated, extras)
-        if auto is not None:
-            self._end_and_begin(ended, terminated, auto, opening)
-        elif terminated.item() or truncated.item():
+        over = auto is None and bool(terminated.item() or truncated.item())
+        if over:
             self._names = self._env.env_names  # it may have been found out during the rollout
             self._finish(np.zeros(1, np.int64), terminated, None, self._everywhere)
-            self._close(np.zeros(1, np.int64))
-            if pieces is not None:
-                pieces.clear()
-            return True
+            self._wait(np.zeros(1, np.int64))
+        elif auto is not None:
+            self._end_and_begin(ended, terminated, auto, opening)
         if pieces is not None and pieces.t >= pieces.next_cut:
             pieces.cut(self._names, full=True)
-        return False
+        return over
 
     def _end_and_begin(self, ended: Mask, terminated: Mask, auto: AutoReset, opening: dict[str, Array]) -> None:
         """Finish the rollouts that have ended in a vectorised environment, and open those that have begun."""
         if len(rows := np.flatnonzero(ended)):
             last = None if auto.last_obs is None else {k: v[rows] for k, v in auto.last_obs.items()}
             self._finish(rows, terminated[rows], last, auto.last_known[rows])
-        if auto.opened.any():
-            self._begin(np.flatnonzero(auto.opened), bool(auto.opened.all()), opening)
+            if len(waiting := np.flatnonzero(ended & ~auto.opened)):
+                self._wait(waiting)
+        if len(rows := np.flatnonzero(auto.opened)):
+            self._begin(rows, len(rows) == len(ended), opening)
             if auto.tells_apart:
                 self._collect(auto.opening_infos)
-        waiting = ended & ~auto.opened
-        if waiting.any():
-            self._began[waiting] = self._tick
-            if self.pieces is not None:
-                self.pieces.wait(waiting)
+
+    def _wait(self, rows: Array) -> None:
+        """Count nothing of rows (n,), in which rollouts have ended, until the next begin."""
+        self._close(rows)
+        if self.pieces is not None:
+            self.pieces.wait(rows)
 
     def _opening(self, infos: Sequence[Info], rows: Mask) -> dict[str, Array]:
         """The extra fields of the rollouts that open in these rows (B,)."""

@@ -7,7 +7,7 @@ This module alone of its room imports torch, and it is imported for such environ
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -110,7 +110,7 @@ class Block:
     """Steps of B rows in one piece of memory, with a copy of it on the host, which is page-locked where that is not the device.
 
     Args:
-        first: {field: (B, ...)} of a step, as `put` takes them.
+        first: {field: (B, ...)} of a step.
     """
 
     def __init__(self, first: Tensors, device: torch.device):
@@ -121,16 +121,13 @@ class Block:
         self._steps = [packing.views(row) for row in self._memory]
         self._on_host = [{k: v.numpy() for k, v in packing.views(row).items()} for row in self._copy]
 
-    def put(self, step: Tensors) -> None:
-        """Add a step; ValueError if its fields are not those of the first."""
+    def next(self, fields: Iterable[str]) -> dict[str, Tensor]:
+        """The memory of the next step; ValueError if its fields are not those of the first."""
         kept = self._steps[self.t]
-        if kept.keys() != step.keys():
-            raise ValueError(
-                f"step() must return the same entries of info each time, but now differ: {sorted(kept.keys() ^ step.keys())}"
-            )
-        for name, tensor in step.items():
-            kept[name].copy_(tensor)
+        if differ := kept.keys() ^ set(fields):
+            raise ValueError(f"step() must return the same entries of info each time, but now differ: {sorted(differ)}")
         self.t += 1
+        return kept
 
     def start_copy(self) -> Callable[[], list[dict[str, Array]]]:
         """Begin the copy to the host; returns a function that waits for it and returns the steps, {field: (B, ...)}."""
@@ -227,19 +224,17 @@ class DeviceActor(Actor):
         step |= {f"obs/{k}": v for k, v in obs.items()} | ({} if last is None else self._converted(last, "last/"))
         step |= _logged(info, "info/") | _logged(info.get("final_info") or {}, "final/")
         if not self._blocks:
-            self._blocks = [Block(step, self.device), Block(step, self.device)]
-        self._blocks[0].put(step)
-        b.resets.copy_(opened)
-        for key, tensor in b.obs.items():
-            tensor.copy_(obs[key])
+            self._blocks = [Block(step, self.device) for _ in range(2)]
+        kept = self._blocks[0].next(step)
+        torch._foreach_copy_(
+            [*kept.values(), *b.obs.values(), b.resets], [*(step[k] for k in kept), *(obs[k] for k in b.obs), opened]
+        )
         b.rl2s.copy_(torch.cat((step["rews"][:, None], self._actions.to_vector(action)), 1).masked_fill_(opened[:, None], 0.0))
         b.time_idxs.add_(1).masked_fill_(opened[:, None], 0)
         self.outcome = (step["rews"], terminated, truncated, {})
         if self.exploration is not None and self.exploration.randomize_eps:  # type: ignore[attr-defined]
             e: Any = self.exploration
             e.global_multiplier = torch.where(opened, self._drawn[:, 0], e.global_multiplier)
-        if self.device.type == "cpu":  # where looking at numbers does not wait; elsewhere the thread does
-            self._check_finite({f"obs/{k}": v.numpy() for k, v in obs.items()} | {"rews": step["rews"].numpy()})
         if self._blocks[0].t == self._blocks[0].capacity:
             self._write()
 
@@ -312,8 +307,7 @@ class DeviceActor(Actor):
     def _record(self, arrived: Callable[[], list[dict[str, Array]]]) -> None:
         everywhere = np.ones(self.base.batched_envs, dtype=bool)
         for step in arrived():
-            if self.device.type != "cpu":
-                self._check_finite(step)
+            self._check_finite(step)
 
             def part(prefix: str, step: dict[str, Array] = step) -> dict[str, Array]:
                 return {name[len(prefix) :]: array for name, array in step.items() if name.startswith(prefix)}

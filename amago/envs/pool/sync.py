@@ -121,9 +121,12 @@ class Actor:
             return
         ts, _, terminated, truncated, _ = out
         auto = self.base.auto
-        self._resets[...] = False if auto is None else auto.opened
-        if auto is not None and not self._any_ended[0]:
-            self._any_ended[0] = terminated.any() or truncated.any()
+        if auto is None:
+            self._resets[0] = False
+        else:
+            self._resets[...] = auto.opened
+            if not self._any_ended[0]:
+                self._any_ended[0] = terminated.any() or truncated.any()
         for key, array in self._obs:
             array[...] = ts.obs[key]
         self._reward[...], self._prev_action[...], self._time[...] = ts.reward, ts.prev_action, ts.time_idx
