@@ -20,11 +20,11 @@ from amago.data.trajectory import StoredTraj
 from amago.loading.dataset import check_same_spaces
 from amago.loading.offline import OfflineDataset
 from amago.loading.offline.arrays import ArrayDataset, D4RLDataset, read_hdf5, read_npz
-from amago.loading.offline.base import check_trajectory, copy_to, files_of
+from amago.loading.offline.base import check_trajectory, copy_to
 from amago.loading.offline.minari import MinariDataset, export
 from amago.loading.offline.original import OriginalDataset, action_width, files_of_original
 from amago.loading.offline.parquet import ParquetDataset, export_parquet, open_lerobot, parquet_files
-from amago.store import StoreError, StoreView, TrajectoryStore
+from amago.store import StoreError, StoreView, TrajectoryStore, formats
 from amago.store import index as store_index
 from amago.store.store import PARTITIONS, PROTECTED
 
@@ -164,7 +164,7 @@ def import_(args: Namespace) -> int:
     identity = str(path.resolve()) if path.exists() else args.source
     slug = re.sub(r"[^A-Za-z0-9]+", "-", path.stem).strip("-")[:40] or "data"
     target, writer = root / PROTECTED, f"import-{slug}-{zlib.crc32(identity.encode()):08x}"
-    earlier = files_of(target, writer)
+    earlier = [target / name for name in sorted(formats.files_of(target, writer))]
     if earlier and not args.replace:
         raise ValueError(
             f"{args.source} was imported into {target} before ({len(earlier)} files, the first is {earlier[0].name}). A second "

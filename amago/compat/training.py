@@ -70,7 +70,6 @@ def retry_load_checkpoint(
 
 def gin_as_wandb_config() -> dict[str, Any]:
     """All bindings in force, {"selector.parameter": value}; values that are no numbers, texts or lists of these as text."""
-
     return {name: describe(value) for name, value in config.bindings().items()}
 
 
@@ -88,14 +87,13 @@ def _reduced(data: Mapping[str, Any], how: str) -> dict[str, float]:
     from accelerate import PartialState
     from accelerate.utils import reduce
 
-    names = sorted(data)  # one order in all processes
-    if not names:
-        return {}
     device = PartialState().device
-    numbers = torch.tensor([float(data[n]) for n in names], dtype=torch.float32 if device.type == "mps" else torch.float64)
-    total = reduce(numbers.to(device), reduction=how).tolist()
-    by_name = dict(zip(names, total, strict=True))
-    return {name: by_name[name] for name in data}
+    dtype = torch.float32 if device.type == "mps" else torch.float64
+    numbers = {
+        name: torch.tensor(float(data[name]), dtype=dtype, device=device) for name in sorted(data)
+    }  # one order in all processes
+    total = reduce(numbers, reduction=how)
+    return {name: float(total[name]) for name in data}
 
 
 @gin.configurable(module="amago.utils")
@@ -174,11 +172,8 @@ class LossStatistics:
     @torch.no_grad()
     def _popart_stats(self) -> dict[str, Tensor]:
         """Mean and standard deviation of TD targets by the number of their discount."""
-        out = {}
-        for name, values in (("mu", self.popart.mu), ("sigma", self.popart.sigma)):
-            for g, value in enumerate(values.flatten()):
-                out[f"PopArt {name} ({g})"] = value.clone()
-        return out
+        found = {"mu": self.popart.mu, "sigma": self.popart.sigma}
+        return {f"PopArt {name} ({g})": x.clone() for name, values in found.items() for g, x in enumerate(values.flatten())}
 
 
 def _matched(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

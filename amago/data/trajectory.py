@@ -73,6 +73,11 @@ def columns(data: object) -> dict[str, Any]:
     return {name: fields[name] for name in SEQUENCE_ROWS}
 
 
+def under(prefix: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries whose names have a prefix, without it."""
+    return {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
+
+
 def rows_in(rows: str, n: int, total: int) -> int:
     """Rows of a field in n trajectories of ``total`` transitions together."""
     return n if rows == "1" else total + n if rows == "T+1" else total
@@ -206,15 +211,14 @@ class FrozenTraj:
             ValueError: a field is missing, or an entry is none of a trajectory; the message names them.
         """
         arrays = {k: np.asarray(d[k]) for k in d}
-        missing = [name for name in SEQUENCE_ROWS if name not in arrays]
+        missing = sorted(SEQUENCE_ROWS.keys() - arrays)
         unknown = [k for k in arrays if k not in SEQUENCE_ROWS and not k.startswith((OBS_KEY, EXTRA_KEY))]
         if missing or unknown:
             raise ValueError(
                 f"this is no trajectory: missing {missing}, unknown {unknown}; it must hold {', '.join(SEQUENCE_ROWS)}, observations "
                 f"named {OBS_KEY}<key>, and extra fields named {EXTRA_KEY}<name>"
             )
-        obs = {k.removeprefix(OBS_KEY): v for k, v in arrays.items() if k.startswith(OBS_KEY)}
-        extras = {k.removeprefix(EXTRA_KEY): v for k, v in arrays.items() if k.startswith(EXTRA_KEY)}
+        obs, extras = under(OBS_KEY, arrays), under(EXTRA_KEY, arrays)
         return cls(obs=obs, extras=extras, **{name: arrays[name] for name in SEQUENCE_ROWS})
 
     def slice(self, start: int, stop: int) -> FrozenTraj:
@@ -223,18 +227,11 @@ class FrozenTraj:
 
     def to_stored(self, spec: ActionSpec, env_name: str = "") -> StoredTraj:
         """The form that is written to disk; rewards and actions are taken from ``rews`` and ``actions``."""
-        prev_reward, prev_action = split_rl2(self.rl2s[0])
+        reward, action = split_rl2(self.rl2s[0])
         return StoredTraj(
-            obs=self.obs,
-            actions=spec.from_vector(self.actions),
-            rews=self.rews,
-            dones=self.dones,
-            start_time=int(self.time_idxs[0, 0]),
-            prev_reward=float(prev_reward[0]),
-            prev_action=spec.from_vector(prev_action),
-            env_name=env_name,
-            extras=self.extras,
-        )
+            self.obs, spec.from_vector(self.actions), self.rews, self.dones, self.time_idxs.item(0), reward.item(),
+            spec.from_vector(action), env_name, self.extras,
+        )  # fmt: skip
 
 
 @dataclass
@@ -279,20 +276,14 @@ class StoredTraj:
         the first; by default all of them."""
         t = len(self)
         stop = t if stop is None else stop
-        reward, action = (
-            (self.rews[start - 1].item(), self.actions[start - 1]) if start else (self.prev_reward, self.prev_action)
-        )
+        reward, action = self.prev_reward, self.prev_action
+        if start:
+            reward, action = self.rews[start - 1].item(), self.actions[start - 1]
         return StoredTraj(
-            {k: a[start : stop + 1].copy() for k, a in self.obs.items()},
-            self.actions[start:stop].copy(),
-            self.rews[start:stop].copy(),
-            self.dones[start:stop].copy(),
-            self.start_time + start,
-            reward,
-            None if action is None else action.copy(),
-            self.env_name,
+            {k: a[start : stop + 1].copy() for k, a in self.obs.items()}, self.actions[start:stop].copy(), self.rews[start:stop].copy(),
+            self.dones[start:stop].copy(), self.start_time + start, reward, None if action is None else action.copy(), self.env_name,
             {k: a.copy() for k, a in cut_extras(self.extras, t, start, stop).items()},
-        )
+        )  # fmt: skip
 
     def derive(self, spec: ActionSpec) -> FrozenTraj:
         """Add ``rl2s`` and ``time_idxs``, and turn actions into vectors."""
@@ -346,9 +337,8 @@ class StoredTrajs:
         rows = {name: next(kind for kind in ROWS if rows_in(kind, n, total) == len(a)) for name, a in self.arrays.items()}
         for i, t in enumerate(self.lengths.tolist()):
             part = {k: a[rows_in(rows[k], i, end) : rows_in(rows[k], i + 1, end + t)] for k, a in self.arrays.items()}
-            named = [{k.removeprefix(x): a for k, a in part.items() if k.startswith(x)} for x in (OBS, EXTRA)]
             yield StoredTraj(
-                named[0], part["actions"], part["rews"], part["dones"], int(self.start_times[i]), float(self.prev_rewards[i]),
-                self.prev_actions[i], self.env_names[i], named[1],
+                under(OBS, part), part["actions"], part["rews"], part["dones"], int(self.start_times[i]), float(self.prev_rewards[i]),
+                self.prev_actions[i], self.env_names[i], under(EXTRA, part),
             )  # fmt: skip
             end += t

@@ -21,21 +21,11 @@ from amago.data.extras import ExtraField, check_extra_fields
 from amago.data.trajectory import FrozenTraj, StoredTraj
 from amago.relabeling import NoOpRelabeler, Relabeler, with_extras_of
 from amago.spaces import ActionSpec, space_differences
-from amago.store import system
 
 logger = logging.getLogger(__name__)
 
 
 _one_at_a_time = threading.RLock()
-_warned: set[type] = set()
-
-
-def _after_fork_in_child() -> None:
-    global _one_at_a_time
-    _one_at_a_time = threading.RLock()
-
-
-system.after_fork_in_child(_after_fork_in_child)
 
 
 def _takes(method: Callable[..., Any], *args: object, **kwargs: object) -> bool:
@@ -190,14 +180,12 @@ class RLDataset(Dataset[RLData], ABC):
         self.settings = settings = DatasetSettings(**values) if settings is None else settings
         self.max_seq_len, self.padded_sampling = settings.max_seq_len, settings.padded_sampling
         self.has_edit_rights, self.items_per_epoch = settings.has_edit_rights, settings.items_per_epoch
-        cls = type(self)
-        if cls.samples_whole and cls not in _warned:
-            _warned.add(cls)
+        if self.samples_whole:
             logger.warning(
                 "%s.sample_random_trajectory takes no rng and therefore draws from a random stream of its own: a run that is resumed "
                 "will train on other sequences than it would have. Take rng, a numpy.random.Generator, and draw from it alone to "
                 "resume exactly.",
-                cls.__name__,
+                type(self).__name__,
             )
 
     def configure_from_experiment(self, experiment: Any) -> None:

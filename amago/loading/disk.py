@@ -110,8 +110,8 @@ class DiskTrajDataset(RLDataset):
         self._sampling = Sampling(sampling, balance, (priority_alpha, priority_beta, priority_eta))
         self.sampling, self.balance = sampling, balance
         self.priority_alpha, self.priority_beta, self.priority_eta = priority_alpha, priority_beta, priority_eta
-        # the view that was drawn from last, its trajectories to sample (None: all), and their probabilities (None: alike)
-        self._now: tuple[StoreView, NDArray[np.int64] | None, Chances | None] | None = None
+        # the view that was drawn from last, its trajectories to sample, and their probabilities (None: alike)
+        self._now: tuple[StoreView, NDArray[np.int64], Chances | None] | None = None
         self._store: TrajectoryStore | None = None
         self._pending_state: dict[str, Any] | None = None
         self._spaces: tuple[gym.spaces.Dict, gym.Space[Any]] | None = None  # of the policy
@@ -209,30 +209,24 @@ class DiskTrajDataset(RLDataset):
 
     def _drawn(self, rng: np.random.Generator) -> Draw:
         """A random trajectory among the files to sample."""
-        drawn = self._draw(rng)
-        if drawn is None:  # another process may have deleted all known files, and others may have come
-            self._find_files()
-            drawn = self._draw(rng)
-        if drawn is None:
-            raise RuntimeError(f"the replay buffer {self.buffer_dir} is empty: collect first, or check dset_root and dset_name")
-        return drawn
-
-    def _draw(self, rng: np.random.Generator) -> Draw | None:
         view, indices, chances = self._sampled()
+        if not len(indices):  # another process may have deleted all known files, and others may have come
+            self._find_files()
+            view, indices, chances = self._sampled()
+        if not len(indices):
+            raise RuntimeError(f"the replay buffer {self.buffer_dir} is empty: collect first, or check dset_root and dset_name")
         if chances is not None:
             return chances.draw(rng)
-        n = len(view) if indices is None else len(indices)
-        i = int(rng.integers(n)) if n else 0
-        return Draw(view, i if indices is None else int(indices[i])) if n else None
+        return Draw(view, indices.item(rng.integers(len(indices))))
 
-    def _sampled(self) -> tuple[StoreView, NDArray[np.int64] | None, Chances | None]:
+    def _sampled(self) -> tuple[StoreView, NDArray[np.int64], Chances | None]:
         """`_now` for the current view, which does not change when another thread adds or deletes files."""
         with self._sampling.lock:
             view, now = self.store.view(), self._now
             if now is None or now[0] is not view:
-                indices = None if self._chosen is None else view.indices_in(self._chosen)
-                plain = self._sampling.plain
-                self._now = now = view, indices, None if plain else self._sampling.chances(view, indices, self.settings)
+                indices = np.arange(len(view)) if self._chosen is None else view.indices_in(self._chosen)
+                chances = None if self._sampling.plain else self._sampling.chances(view, indices, self.settings)
+                self._now = now = view, indices, chances
             return now
 
     def sample_random_trajectory(self, rng: np.random.Generator | None = None) -> RLData:
@@ -301,8 +295,7 @@ class DiskTrajDataset(RLDataset):
 
     @property
     def ready_for_training(self) -> bool:
-        view, indices, _ = self._sampled()
-        return (len(view) if indices is None else len(indices)) > self.dset_min_size
+        return len(self._sampled()[1]) > self.dset_min_size
 
     def on_end_of_collection(self, experiment: object = None) -> dict[str, float]:
         self._find_files()

@@ -79,12 +79,11 @@ class MixtureOfDatasets(RLDataset):
                 "which the weights move to sampling_weights"
             )
         self.smooth_sudden_starts = smooth_sudden_starts
-        self.initial_sampling_weights: NDArray[np.float64] | None = None
+        first = last = self.sampling_weights
         if initial_sampling_weights is not None:
-            self.initial_sampling_weights = _checked("initial_sampling_weights", initial_sampling_weights, len(datasets))
-        first = self.sampling_weights if self.initial_sampling_weights is None else self.initial_sampling_weights
-        weights = zip(datasets, first.tolist(), self.sampling_weights.tolist(), strict=True)
-        self._dsets_status = [_DatasetStatus(*status) for status in weights]
+            first = _checked("initial_sampling_weights", initial_sampling_weights, len(datasets))
+        self.initial_sampling_weights = None if initial_sampling_weights is None else first
+        self._dsets_status = [_DatasetStatus(*status) for status in zip(datasets, first.tolist(), last.tolist())]
         self._available_datasets: list[tuple[RLDataset, float]] = []  # the ready ones, with their probabilities
         if collect_into is not None and not 0 <= collect_into < len(datasets):
             raise ValueError(f"collect_into must be an index of datasets, 0 to {len(datasets) - 1}, got {collect_into}")
@@ -130,10 +129,10 @@ class MixtureOfDatasets(RLDataset):
 
     def configure(self, settings: DatasetSettings | None = None, **values: object) -> None:
         super().configure(settings, **values)
-        collecting = self.collecting
+        collecting, experiment = self.collecting, self.settings.experiment
         for i, dataset in enumerate(self.datasets):
-            experiment, own = self.settings.experiment, type(dataset).configure_from_experiment
-            if own is not RLDataset.configure_from_experiment and experiment is not None:
+            overridden = type(dataset).configure_from_experiment is not RLDataset.configure_from_experiment
+            if overridden and experiment is not None:
                 dataset.configure_from_experiment(experiment)
             else:
                 dataset.configure(replace(self.settings, has_edit_rights=self.has_edit_rights and i == collecting))
@@ -159,18 +158,16 @@ class MixtureOfDatasets(RLDataset):
                 status.epoch_ready = self._phase
                 if self.initial_sampling_weights is None:
                     status.initial_weight = status.final_weight if opened else 0.0
-        ready = np.array([status.epoch_ready is not None for status in self._dsets_status])
-        weights = ready * [self._weight(status) for status in self._dsets_status]
+        ready = [status for status in self._dsets_status if status.epoch_ready is not None]
+        last = np.array([status.final_weight for status in ready])
+        weights = last
+        if self.smooth_sudden_starts is not None:
+            first, since = np.array([(status.initial_weight, status.epoch_ready) for status in ready]).reshape(-1, 2).T
+            weights = first + (last - first) * np.minimum(1.0, (self._phase - since) / self.smooth_sudden_starts)
         if not weights.any():  # the weights of all ready datasets still are at 0
-            weights = ready * [status.final_weight for status in self._dsets_status]
-        found = zip(self.datasets, (weights / (weights.sum() or 1.0)).tolist())
-        self._available_datasets = [(dataset, weight) for dataset, weight in found if weight > 0]
-
-    def _weight(self, status: _DatasetStatus) -> float:
-        if self.smooth_sudden_starts is None:
-            return status.final_weight
-        done = min(1.0, (self._phase - (status.epoch_ready or 0)) / self.smooth_sudden_starts)
-        return status.initial_weight + (status.final_weight - status.initial_weight) * done
+            weights = last
+        found = zip(ready, (weights / (weights.sum() or 1.0)).tolist())
+        self._available_datasets = [(status.dataset, weight) for status, weight in found if weight > 0]
 
     def update_dset_weights(self, epoch: int) -> None:
         """Check which datasets are ready, and set the proportions of training phase ``epoch``, from 0."""

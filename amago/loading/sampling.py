@@ -9,7 +9,6 @@ import base64
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,24 +56,16 @@ class SumTree:
         return self._nodes.item(self._leaves + index)
 
     def set(self, indices: Indices, weights: ArrayLike) -> None:
-        """Change the weights, (k,) or one for all, of the indices (k,); of an index that comes twice, the last counts."""
-        if not len(indices):
-            return
+        """Change the weights, (k,), of the indices (k,); of an index that comes twice, the last counts."""
         self._nodes[self._leaves + indices] = weights
         changed = np.unique((self._leaves + indices) >> 1)
-        while changed[0]:  # the parent of the root is 0
+        while changed.any():  # the parent of the root is 0
             self._nodes[changed] = self._nodes[2 * changed] + self._nodes[2 * changed + 1]
             changed = np.unique(changed >> 1)
 
     def draw(self, rng: np.random.Generator) -> int:
-        """A random index, with probability weight / `total`; takes one number of ``rng``. Never one of weight 0.
-
-        Raises:
-            ValueError: all weights are 0.
-        """
+        """A random index, with probability weight / `total`; takes one number of ``rng``. Never one of weight 0."""
         item: Callable[[int], float] = self._nodes.item
-        if not item(1) > 0:
-            raise ValueError("all weights are 0, so that nothing can be drawn")
         node, mass = 1, rng.random() * item(1)
         while node < self._leaves:
             node *= 2
@@ -162,20 +153,19 @@ class Sampling:
                 f"sampling='priority' is for one training process, and there are {processes}: choose another sampling"
             )
 
-    def chances(self, view: StoreView, indices: Indices | None, settings: DatasetSettings) -> Chances:
+    def chances(self, view: StoreView, indices: Indices, settings: DatasetSettings) -> Chances:
         """The probabilities of the trajectories of a view; from now on, TD errors change these.
 
         Args:
-            indices: the trajectories to sample, ascending; None: all.
+            indices: the trajectories to sample, ascending.
             settings: for cutting windows.
         """
-        every = np.arange(len(view)) if indices is None else indices
-        groups = [every] if self.balance is None else _by_env_name(view, every)
+        groups = [indices] if self.balance is None else _by_env_name(view, indices)
         cut = settings.max_seq_len, settings.padded_sampling, settings.cut_short_trajectories
         if not self.by_priority:
             lengths = view.lengths
             weights = lengths / expected_transitions(lengths, *cut) if self.sampling == "length" else np.ones(len(view))
-            return Chances(self, view, groups, np.ones(len(view), np.int64), weights)
+            return Chances(self, view, groups, np.ones(len(view), np.int64), weights, {})
         if get_worker_info() is not None:
             raise RuntimeError(
                 "sampling='priority' learns from the updates of its own process, and a worker of a torch DataLoader does not see "
@@ -249,7 +239,7 @@ class Chances:
         groups: list[Indices],
         pieces: Indices,
         weights: NDArray[Any],
-        known: Mapping[str, NDArray[np.float32]] = MappingProxyType({}),
+        known: Mapping[str, NDArray[np.float32]],
     ):
         self.view, self._owner, self._pieces, self._weights = view, owner, pieces, weights
         self._first = np.concatenate([np.zeros(1, np.int64), np.cumsum(pieces)])  # the unit of each trajectory
@@ -273,12 +263,9 @@ class Chances:
     def _corrected(self, powers: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.where(powers > 0, np.power(powers, 1 - self._owner.beta), 0.0)
 
-    def draw(self, rng: np.random.Generator) -> Draw | None:
-        """A random unit; None if there is none left."""
-        ready = [group for group in self._groups if group[1].total > 0]
-        if not ready:
-            return None
-        units, tree, corrected = ready[int(rng.integers(len(ready)))] if len(ready) > 1 else ready[0]
+    def draw(self, rng: np.random.Generator) -> Draw:
+        """A random unit."""
+        units, tree, corrected = self._groups[int(rng.integers(len(self._groups))) if len(self._groups) > 1 else 0]
         place = tree.draw(rng)
         unit = int(units[place])
         if not self._owner.by_priority:

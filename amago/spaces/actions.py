@@ -169,14 +169,10 @@ class ActionSpec:
         """The vector form (..., A) of stored actions (..., S)."""
         if self.kind in ("continuous", "multibinary"):
             return stored.astype(np.float32)
-        out = np.zeros((*stored.shape[:-1], self.dim), dtype=np.float32)
-        if self.kind == "discrete":
-            np.put_along_axis(out, stored.astype(np.int64), 1.0, axis=-1)
-            return out
-        index, begin, other, place = self._columns
-        if len(other):
-            out[..., place] = stored[..., other]
-        np.put_along_axis(out, stored[..., index].astype(np.int64) + begin, 1.0, axis=-1)
+        out = np.empty((*stored.shape[:-1], self.dim), dtype=np.float32)
+        for p in self.parts:
+            values = stored[..., p.stored]
+            out[..., p.vector] = values == np.arange(p.dim) if p.kind == "discrete" else values
         return out
 
     def from_vector(self, vector: Array) -> Array:
@@ -186,16 +182,6 @@ class ActionSpec:
             values = vector[..., p.vector]
             out[..., p.stored] = np.argmax(values, axis=-1, keepdims=True) if p.kind == "discrete" else values
         return out
-
-    @cached_property
-    def _columns(self) -> tuple[Array, ...]:
-        """Stored columns of discrete parts, the first vector column of each, and stored and vector columns of other parts."""
-        index = [p for p in self.parts if p.kind == "discrete"]
-        other = [p for p in self.parts if p.kind != "discrete"]
-        numbers = [[p.stored.start for p in index], [p.vector.start for p in index]]
-        numbers += [[i for p in other for i in range(p.stored.start, p.stored.stop)]]
-        numbers += [[i for p in other for i in range(p.vector.start, p.vector.stop)]]
-        return tuple(np.array(x, dtype=np.int64) for x in numbers)
 
     def zeros(self, batch: int) -> Array:
         """Stored actions (B, S) of zeros."""

@@ -40,7 +40,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from amago.data.trajectory import OBS_KEY, FrozenTraj, StoredTrajs, columns
+from amago.data.trajectory import OBS_KEY, FrozenTraj, StoredTrajs, columns, under
 from amago.spaces import ActionSpec, key_problem
 from amago.store import schema as sc
 from amago.store import system
@@ -148,10 +148,11 @@ def file_name(save_as: str, writer: str, sequence: int, n: int, env_name: str) -
     return f"{safe}_{writer}-{sequence:012d}_{int(time.time())}.npz"
 
 
-def next_sequence(directory: str | os.PathLike[str], writer: str) -> int:
-    """The first number above the numbers of a writer's files in a directory."""
-    found = (SEGMENT_NAME.fullmatch(name) or NPZ_NAME.fullmatch(name) for name in os.listdir(directory))
-    return max((int(m["sequence"]) for m in found if m and m["writer"] == writer), default=-1) + 1
+def files_of(directory: str | os.PathLike[str], writer: str) -> dict[str, int]:
+    """The names of a writer's files in a directory, with their sequence numbers."""
+    names = os.listdir(directory) if os.path.isdir(directory) else []
+    found = {name: SEGMENT_NAME.fullmatch(name) or NPZ_NAME.fullmatch(name) for name in names}
+    return {name: int(m["sequence"]) for name, m in found.items() if m and m["writer"] == writer}
 
 
 def _packed(trajs: Sequence[StoredTrajs]) -> tuple[dict[str, sc.Array], list[str]]:
@@ -322,7 +323,7 @@ def of_original_name(name: str) -> tuple[str, str, int]:
 
 def observations_of(members: Mapping[str, Member]) -> dict[str, Row]:
     """The observations in a file of the original system."""
-    return {n[len(OBS_KEY) :]: (m.dtype, m.shape[1:]) for n, m in sorted(members.items()) if n.startswith(OBS_KEY)}
+    return {key: (m.dtype, m.shape[1:]) for key, m in sorted(under(OBS_KEY, members).items())}
 
 
 def check_original(traj: FrozenTraj) -> None:

@@ -33,8 +33,6 @@ _QUARANTINED = re.compile(r"([0-9]+-)?(fifo|protected)-(?P<name>.*)", re.DOTALL)
 
 TICK_NS = 12_000_000
 """Longer than the resolution of file time stamps, 10 ms at worst."""
-RAW, PACKED, ORIGINAL = range(3)
-"""Kinds of files: rows lie in the file as in memory; in compressed arrays; as the original system has written them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,8 +41,8 @@ class Entry:
 
     Attributes:
         size, mtime_ns: the file's, when its data was compared with its checksums.
-        places: for each part of the schema, the offset of its rows, or its `formats.Member` if PACKED; of ORIGINAL files the
-            members by their names in the file.
+        original: the original system has written the file.
+        places: the array of each part of the schema; of an original file the arrays by their names.
         n: trajectories.
         ep_offsets, start_time, env_id: as in `amago.store.schema`.
         gone: the file was deleted, so that its trajectories must not be drawn any more.
@@ -54,7 +52,7 @@ class Entry:
     name: str
     size: int
     mtime_ns: int
-    kind: int
+    original: bool
     schema: sc.Schema
     places: Any
     n: int
@@ -129,11 +127,8 @@ def _load(
             member.check(fd)
     ep_offsets, start_time, env_id = (members[x].read(fd) for x in sc.INDEX)
     names = sc.check_index(ep_offsets, start_time, env_id, total, about.env_names)
-    places: tuple[Any, ...] = tuple(members[name] for name in schema.names)
-    kind = PACKED if any(m.packed for m in places) else RAW
-    if kind == RAW:
-        places = tuple(m.at + m.skip for m in places)
-    return Entry(*where, kind, schema, places, n, ep_offsets, start_time, env_id, names, about.writer, about.sequence)
+    places = tuple(members[name] for name in schema.names)
+    return Entry(*where, False, schema, places, n, ep_offsets, start_time, env_id, names, about.writer, about.sequence)
 
 
 def _load_original(where: tuple[str, str, int, int], fd: int, members: dict[str, formats.Member], trusted: bool) -> Entry:
@@ -146,7 +141,7 @@ def _load_original(where: tuple[str, str, int, int], fd: int, members: dict[str,
     vectors = gym.spaces.Box(-1.0, 1.0, members["actions"].shape[1:], np.float32)  # the space is unknown
     schema = sc.schema_of(sc.spaces_text(formats.widest_space(formats.observations_of(members)), vectors))
     index = np.array([0, total]), np.array([start_time]), np.zeros(1, np.int32)
-    return Entry(*where, ORIGINAL, schema, members, 1, *index, (env_name,), writer, sequence)
+    return Entry(*where, True, schema, members, 1, *index, (env_name,), writer, sequence)
 
 
 def give_spaces(schema: sc.Schema, entry: Entry, root: str | Path) -> None:
@@ -178,7 +173,7 @@ def recheck(root: str, entry: Entry) -> None:
     except OSError as err:
         raise EvictedError(f"{entry.where} cannot be read now: {err}") from err
     same = (now.places, now.env_names) == (entry.places, entry.env_names) and all(map(np.array_equal, now.index, entry.index))
-    if not (same and (entry.kind == ORIGINAL or now.schema == entry.schema)):  # the original's files record no spaces
+    if not (same and (entry.original or now.schema == entry.schema)):  # the original's files record no spaces
         raise EvictedError(f"{entry.where} has been replaced by another file; draw another index")
     entry.size, entry.mtime_ns = now.size, now.mtime_ns
 

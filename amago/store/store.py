@@ -239,7 +239,7 @@ class TrajectoryStore:
         """
         with self._lock:
             self._given = schema_of(spaces_text(obs_space, action_space))
-            found = [e for e in self._live() if e.kind == ix.ORIGINAL]
+            found = [e for e in self._live() if e.original]
             for entry in found:
                 try:
                     ix.give_spaces(self._given, entry, self.root)
@@ -313,7 +313,7 @@ class TrajectoryStore:
                 continue
             try:
                 entry = ix.load(self.root, partition, name, recorded.get((partition, name)))
-                if entry.kind == ix.ORIGINAL and self._given is not None:
+                if entry.original and self._given is not None:
                     ix.give_spaces(self._given, entry, self.root)
                 found.append(entry)
             except FileNotFoundError:
@@ -342,7 +342,7 @@ class TrajectoryStore:
         """Delete the oldest files beyond the limits, as of the last `refresh`."""
         with self._lock:
             files = self._files[FIFO]
-            own = [e for e in files.values() if e.kind != ix.ORIGINAL]
+            own = [e for e in files.values() if not e.original]
             doomed = _excess(own, self.max_trajectories, self.max_steps, self.max_bytes) if self.edit else []
             for entry in doomed:
                 del files[entry.name]
@@ -386,8 +386,8 @@ class TrajectoryStore:
             doomed: list[Entry] = []
             for partition in PARTITIONS if delete_protected else (FIFO,):
                 files = self._files[partition]
-                doomed += [e for e in files.values() if e.kind != ix.ORIGINAL]
-                self._files[partition] = {name: e for name, e in files.items() if e.kind == ix.ORIGINAL}
+                doomed += [e for e in files.values() if not e.original]
+                self._files[partition] = {name: e for name, e in files.items() if e.original}
             self._publish()  # first, so that readers do not draw files that will be deleted
             self._unlink(doomed)
             if delete_quarantine:

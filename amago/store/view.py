@@ -20,7 +20,7 @@ from amago.store import index as ix
 from amago.store import schema as sc
 from amago.store import system
 from amago.store.files import BadFileError, DamagedError, EvictedError, open_regular
-from amago.store.formats import read_original
+from amago.store.formats import Member, read_original
 from amago.store.index import Entry
 
 _NONE = np.zeros(0, np.int64)
@@ -197,15 +197,15 @@ class StoreView:
             raise ValueError(f"transitions [{start}, {stop}) of a trajectory of {length} are none")
         n, slots = stop - start, entry.schema.slots(keys, extras)
         arrays = [np.empty((s.take(n), *s.row), s.dtype) for s in slots]
-        start_time = self._fill(entry, j, start, n, slots, arrays)
+        start_time = self._fill(entry, j, start, slots, arrays)
         return _stored(slots, arrays, start_time, entry.env_names[entry.env_id.item(j)])
 
-    def read_into(self, index: int, start: int, buffers: tuple[Slots, Arrays, int]) -> int:
+    def read_into(self, index: int, start: int, buffers: tuple[Slots, Arrays]) -> int:
         """Fill arrays of the caller with the transitions [start, start + steps).
 
         Args:
             index, start: as in `read`.
-            buffers: (slots, arrays, steps): the fields to read, of the trajectory's `schema`, and for each a contiguous array of
+            buffers: (slots, arrays): the fields to read, of the trajectory's `schema`, and for each a contiguous array of
                 steps + 1, steps or 1 rows, by the slot's ``rows``, and one more, in front, where the slot has a field ``before``
                 (the reward and the action that came with the first observation).
 
@@ -215,33 +215,32 @@ class StoreView:
         Raises:
             EvictedError, DamagedError: as `read`; the content of ``arrays`` is then undefined.
         """
-        slots, arrays, steps = buffers
-        return self._fill(*self._find(index), start, steps, slots, arrays)
+        slots, arrays = buffers
+        return self._fill(*self._find(index), start, slots, arrays)
 
-    def _fill(self, entry: Entry, j: int, start: int, steps: int, slots: Slots, arrays: Arrays) -> int:
+    def _fill(self, entry: Entry, j: int, start: int, slots: Slots, arrays: Arrays) -> int:
+        problem = "it is being written to"
         for _ in range(_ATTEMPTS):
             if entry.gone:
-                raise _evicted(entry)
+                raise EvictedError(f"{entry.where} has been deleted from the buffer; draw another index")
             checked = entry.size, entry.mtime_ns  # now: another thread may check the file again while this one reads
             try:
                 file = self._open_files.get(self._root, entry, *checked)
-                if entry.kind == ix.ORIGINAL:
+                if entry.original:
                     read_original(file.fd, entry.places, entry.schema, start, slots, arrays)
                 else:
-                    _read(file.fd, entry, j, start, steps, slots, arrays)
+                    _read(file.fd, entry, j, start, slots, arrays)
                 info = _fstat(file.fd)  # last: a write before or during the reading is seen
                 if (info.st_size, info.st_mtime_ns) == checked:
                     return entry.start_time.item(j) + start  # type: ignore[no-any-return]
-            except BadFileError:
+            except (BadFileError, FileNotFoundError):
                 pass  # of what was read, nothing may be used
-            except FileNotFoundError as err:
-                raise self._give_up(entry, _evicted(entry)) from err
             except OSError as err:
                 if err.errno not in _UNREADABLE:
                     raise
-                raise self._give_up(entry, EvictedError(f"{entry.where} cannot be read now: {err}")) from err
+                problem = str(err)
             self._recheck(entry)
-        raise self._give_up(entry, EvictedError(f"{entry.where} is being written to; draw another index"))
+        raise self._give_up(entry, EvictedError(f"{entry.where} cannot be read now: {problem}; draw another index"))
 
     def _recheck(self, entry: Entry) -> None:
         self._open_files.clear()
@@ -265,27 +264,22 @@ class StoreView:
         return self.__dict__ | {"lost": None}  # a copy elsewhere reads without the store
 
 
-def _evicted(entry: Entry) -> EvictedError:
-    return EvictedError(f"{entry.where} has been deleted from the buffer; draw another index")
-
-
-def _read(fd: int, entry: Entry, j: int, start: int, count: int, slots: Slots, arrays: Arrays) -> None:
-    fetch = _fetch_packed if entry.kind == ix.PACKED else _fetch
-    first = entry.ep_offsets.item(j) + start
+def _read(fd: int, entry: Entry, j: int, start: int, slots: Slots, arrays: Arrays) -> None:
+    places, first = entry.places, entry.ep_offsets.item(j) + start
     for (_, _, rows, i, before, _, _, size, _, _, default, _), out in zip(slots, arrays):
         if i < 0:
             out[...] = default
         elif rows == "T+1":
-            fetch(fd, entry, i, size, first + j, out, count + 1)
+            _fetch(fd, places[i], size, first + j, out)
         elif rows == "1":
-            fetch(fd, entry, i, size, j, out, 1)
+            _fetch(fd, places[i], size, j, out)
         elif before < 0:
-            fetch(fd, entry, i, size, first, out, count)
+            _fetch(fd, places[i], size, first, out)
         elif start:  # the row before holds the reward and action that came with the first observation
-            fetch(fd, entry, i, size, first - 1, out, count + 1)
+            _fetch(fd, places[i], size, first - 1, out)
         else:
-            fetch(fd, entry, i, size, first, out[1:], count)
-            fetch(fd, entry, before, size, j, out[:1], 1)
+            _fetch(fd, places[i], size, first, out[1:])
+            _fetch(fd, places[before], size, j, out[:1])
 
 
 def _stored(slots: Slots, arrays: Arrays, start_time: int, env_name: str) -> StoredTraj:
@@ -301,18 +295,15 @@ def _stored(slots: Slots, arrays: Arrays, start_time: int, env_name: str) -> Sto
     )  # fmt: skip
 
 
-def _fetch(fd: int, entry: Entry, i: int, size: int, row: int, out: np.ndarray, count: int) -> None:
-    """Rows [row, row + count), of ``size`` bytes each, of the i-th field, into all of ``out``."""
-    if size:
-        at, wanted = entry.places[i] + row * size, count * size
+def _fetch(fd: int, member: Member, size: int, row: int, out: np.ndarray) -> None:
+    """The rows of an array from ``row`` on, of ``size`` bytes each, into all of ``out``."""
+    if member.packed:
+        out[...] = member.read(fd, row, row + len(out)).reshape(out.shape)
+    elif size:
+        at, wanted = member.at + member.skip + row * size, len(out) * size
         got = _preadv(fd, (out,), at)
         while got < wanted:  # more than 2 GB, or the end of a file that was cut short
             more = _preadv(fd, (out.reshape(-1).view(np.uint8)[got:],), at + got)
             if not more:
                 raise BadFileError(f"it ends at byte {at + got}, {wanted - got} bytes early")
             got += more
-
-
-def _fetch_packed(fd: int, entry: Entry, i: int, size: int, row: int, out: np.ndarray, count: int) -> None:
-    """The same from a compressed field."""
-    out[...] = entry.places[i].read(fd, row, row + count).reshape(out.shape)

@@ -89,7 +89,7 @@ class TrajectoryWriter:
         self._prev_action = Field("prev_action", "1", "context", spec.stored_dtype, (spec.stored_dim,))
         self._spaces = schema.spaces_text(obs_space, action_space, self.extra_fields)
         self.directory.mkdir(parents=True, exist_ok=True)
-        self._next = formats.next_sequence(self.directory, writer)
+        self._next = max(formats.files_of(self.directory, writer).values(), default=-1) + 1
         self._queue: deque[tuple[StoredTrajs, int]] = deque()
         self._retry_at = 0.0  # after a failure for lack of space: when write() tries again
         self._closed = False

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from amago.data.trajectory import StoredTraj
 from amago.loading.dataset import DatasetSettings, RLDataset, check_same_spaces, checked_relabeler, sample_window
 from amago.relabeling import Relabeler
 from amago.spaces import ActionSpec, action_spec, obs_spec
-from amago.store import TrajectoryWriter
+from amago.store import TrajectoryWriter, formats
 
 logger = logging.getLogger(__name__)
 
@@ -77,9 +78,7 @@ class InMemory(TrajectorySource):
 def check_trajectory(traj: StoredTraj, spec: ActionSpec) -> None:
     """Raise a ValueError for a number that is not finite, a termination before the end, or a choice outside of the action space. Continuous
     actions may exceed their bounds: recordings of other programs do, and agents clamp them."""
-    fields = {
-        f"{kind}[{k!r}]": a for kind, own in (("observations", traj.obs), ("extras", traj.extras)) for k, a in own.items()
-    }
+    fields = {f"observations[{k!r}]": a for k, a in traj.obs.items()} | {f"extras[{k!r}]": a for k, a in traj.extras.items()}
     for name, values in (fields | {"rewards": traj.rews, "actions": traj.actions}).items():
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             raise ValueError(f"{name} is not finite at step {np.argwhere(~np.isfinite(values))[0, 0]}")
@@ -122,26 +121,25 @@ class Converter:
             rews = np.asarray(rewards, dtype=np.float32).reshape(-1, 1)
             dones = np.asarray(terminations).astype(bool).reshape(-1, 1)
             t = len(rews)
-            columns = {"rewards": rews, "terminations": dones, "actions": self._stored_actions(actions, t)}
-            columns |= {f"observations[{k!r}]": np.ascontiguousarray(v) for k, v in self._obs.convert(obs).items()}
-            for name, values in columns.items():
-                rows = t + name.startswith("observations")
+            stored = self._stored_actions(actions, t)
+            observations = {k: np.ascontiguousarray(v) for k, v in self._obs.convert(obs).items()}
+            fields = {"terminations": (dones, t), "actions": (stored, t)}
+            fields |= {f"observations[{k!r}]": (v, t + 1) for k, v in observations.items()}
+            for name, (values, rows) in fields.items():
                 if len(values) != rows:
                     raise ValueError(f"{name} has {len(values)} rows; with {t} rewards it must have {rows}")
-            observations = {k: columns[f"observations[{k!r}]"] for k in self.obs_space}
-            traj = StoredTraj(observations, self._cut_to_space(columns["actions"]), rews, dones, env_name=env_name)
+            traj = StoredTraj(observations, self._cut_to_space(stored), rews, dones, env_name=env_name)
             check_trajectory(traj, self.spec)
         except (ValueError, TypeError, KeyError, IndexError) as err:
             raise ValueError(f"{where}: {err}") from err
         return traj
 
     def _stored_actions(self, actions: Any, t: int) -> Array:
-        space = self.spec.space
-        if not isinstance(space, gym.spaces.Tuple | gym.spaces.Dict):
-            actions = np.asarray(actions)
-            if actions.size != t * int(np.prod(space.shape or ())):
-                raise ValueError(f"{t} actions of {space} are needed, but they have shape {actions.shape}")
-            actions = actions.reshape(t, *(space.shape or ()))
+        if not self.spec.children:
+            row, actions = self.spec.space.shape or (), np.asarray(actions)
+            if actions.size != t * prod(row):
+                raise ValueError(f"{t} actions of {self.spec.space} are needed, but they have shape {actions.shape}")
+            actions = actions.reshape(t, *row)
         return self.spec.from_env(actions)
 
     def _cut_to_space(self, stored: Array) -> Array:
@@ -165,7 +163,7 @@ def copy_to(
     writer: str,
     save_as: str = "segments",
     limit: int | None = None,
-    progress: Callable[[StoredTraj], object] | None = None,
+    progress: Callable[[StoredTraj], object] = lambda traj: None,
 ) -> int:
     """Write the trajectories of a source into a directory of a replay buffer, ``{run}/buffer/protected`` as a rule.
 
@@ -179,7 +177,7 @@ def copy_to(
         Trajectories written. If this raises, the trajectories already written are deleted.
     """
     directory = Path(directory)
-    before = set(directory.iterdir()) if directory.is_dir() else set()
+    before = formats.files_of(directory, writer)
     out = TrajectoryWriter(
         directory, writer=writer, action_space=source.action_spec.space, obs_space=source.obs_space, save_as=save_as,
         extra_fields=source.extra_fields,
@@ -188,20 +186,13 @@ def copy_to(
     try:
         for traj in itertools.islice(source, count):
             out.write(traj)
-            if progress is not None:
-                progress(traj)
+            progress(traj)
         out.close()
     except BaseException:
-        for path in set(files_of(directory, writer)) - before:
-            path.unlink(missing_ok=True)
+        for name in formats.files_of(directory, writer).keys() - before:
+            (directory / name).unlink(missing_ok=True)
         raise
     return count
-
-
-def files_of(directory: str | Path, writer: str) -> list[Path]:
-    """The trajectory files in a directory that a writer of this name has made."""
-    name = re.compile(rf"(.*_)?{re.escape(writer)}-[0-9]{{12}}[-_].*", re.DOTALL)
-    return sorted(p for p in Path(directory).glob("*") if name.fullmatch(p.name))
 
 
 _RETURNS_READ = 200
@@ -280,11 +271,7 @@ class OfflineDataset(RLDataset):
         self.check_configured()
         (settings, rng), source = self.settings.drawing(rng), self.source
         index = int(rng.integers(len(source)))
-
-        def read(start: int = 0, stop: int | None = None) -> StoredTraj:
-            return source.read(index, start, stop)
-
-        length = int(source.lengths[index])
+        length, read = int(source.lengths[index]), functools.partial(source.read, index)
         return RLData.from_traj(sample_window(length, source.action_spec, read, self.relabeler, settings, rng))
 
     def describe(self) -> str:

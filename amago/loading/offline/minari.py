@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import warnings
@@ -21,7 +22,7 @@ from amago.registry import require
 from amago.relabeling import Relabeler
 from amago.spaces import ActionSpec
 
-_CHUNK = 64 << 20  # bytes that are exported at a time
+_CHUNK = 32  # episodes that are exported at a time
 _DAMAGE = (ValueError, KeyError, IndexError, TypeError, AssertionError, OSError)
 """Raised by Minari, h5py or the conversion where an episode is damaged."""
 _EXTRAS = "extras"  # entry of an episode's infos that holds the extra fields
@@ -205,7 +206,7 @@ def export(
     spec: ActionSpec,
     dataset_id: str,
     description: str = "recorded by amago",
-    progress: Callable[[StoredTraj], object] | None = None,
+    progress: Callable[[StoredTraj], object] = lambda traj: None,
 ) -> int:
     """Write trajectories as a new Minari dataset, in ``$MINARI_DATASETS_PATH`` or ``~/.minari/datasets``.
 
@@ -243,7 +244,8 @@ def export(
         )
 
     written, out = 0, None
-    for chunk in _chunks(trajs):
+    rest = iter(trajs)
+    while chunk := list(itertools.islice(rest, _CHUNK)):
         episodes = [episode(traj) for traj in chunk]
         if out is None:
             # without warnings that author and other metadata are missing; Minari would join a relative path to itself
@@ -256,9 +258,8 @@ def export(
         else:
             out.update_dataset_from_buffer(episodes)
         written += len(chunk)
-        if progress is not None:
-            for traj in chunk:
-                progress(traj)
+        for traj in chunk:
+            progress(traj)
     if out is None:
         raise ValueError("there are no trajectories to export")
     return written
@@ -280,16 +281,3 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 def _as_space(tree: Any) -> gym.Space[Any]:
     return gym.spaces.Dict({k: _as_space(v) for k, v in tree.items()}) if isinstance(tree, dict) else tree
-
-
-def _chunks(trajs: Iterable[StoredTraj]) -> Iterator[list[StoredTraj]]:
-    chunk: list[StoredTraj] = []
-    size = 0
-    for traj in trajs:
-        chunk.append(traj)
-        size += sum(v.nbytes for v in traj.obs.values()) + traj.actions.nbytes + traj.rews.nbytes
-        if size >= _CHUNK:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
