@@ -16,7 +16,7 @@ def data_of(page):
 
 def figures_of(page):
     """The figures of a page, by title."""
-    return {f["layout"]["title"]["text"]: f for part in data_of(page)["figures"].values() for f in part}
+    return {f["layout"]["title"]["text"]: f for f in data_of(page)["figures"]}
 
 
 def shown(figure, axis="env_steps", statistic="mean"):

@@ -19,21 +19,14 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="directory of a run, or a directory with runs in it")
     parser.add_argument("--out", default="report.html", metavar="FILE.html", help="file to write")
-    parser.add_argument(
-        "--statistic",
-        default="mean",
-        choices=[*STATISTICS, EACH],
-        help="what sums up several seeds when the page opens",
-    )
+    statistic = "what sums up several seeds when the page opens"
+    parser.add_argument("--statistic", default="mean", choices=[*STATISTICS, EACH], help=statistic)
 
 
 def run(args: Namespace) -> int:
     from amago.report.page import write_report
 
-    try:
-        print(f"wrote {write_report(args.runs, args.out, args.statistic)}")
-    except FileNotFoundError as err:
-        raise ValueError(str(err)) from err  # a mistake in the arguments
+    print(f"wrote {write_report(args.runs, args.out, args.statistic)}")
     return 0
 
 
@@ -42,7 +35,7 @@ def add_watch_arguments(parser: ArgumentParser) -> None:
         "Serve the page of 'amago report' about all runs below a directory, written again while they train: what runs, how far it is, when it will be "
         "done, rates, faults, curves. Ctrl-C ends it; the runs are only read. Example: amago watch runs"
     )
-    parser.add_argument("directories", nargs="+", metavar="DIR", help="directory with runs in it, now or later")
+    parser.add_argument("directories", nargs="+", type=Path, metavar="DIR", help="directory with runs in it, now or later")
     parser.add_argument(
         "--host",
         default="127.0.0.1",
@@ -53,22 +46,18 @@ def add_watch_arguments(parser: ArgumentParser) -> None:
 
 
 def watch(args: Namespace) -> int:
-    from amago.report.page import WatchServer, is_local
+    from amago.report.page import LOCAL, WatchServer
 
     for directory in args.directories:
-        if not Path(directory).is_dir():
-            raise ValueError(f"{directory!r} is not a directory; give one with runs in it")
-    if not 0 <= args.port <= 65535:
-        raise ValueError(f"--port must be from 0 to 65535, got {args.port}")
-    token = os.environ.get(TOKEN_VARIABLE) or (None if is_local(args.host) else secrets.token_urlsafe(24))
+        if not directory.is_dir():
+            raise ValueError(f"{directory} is not a directory; give one with runs in it")
+    token = os.environ.get(TOKEN_VARIABLE) or (None if args.host in LOCAL else secrets.token_urlsafe(24))
     try:
-        server = WatchServer((args.host, args.port), [Path(directory) for directory in args.directories], token)
-    except OSError as err:
-        raise ValueError(
-            f"cannot serve at {args.host}, port {args.port}: {err.strerror or err}; --port 0 takes a free port"
-        ) from err
+        server = WatchServer((args.host, args.port), args.directories, token)
+    except (OSError, OverflowError) as err:
+        raise ValueError(f"cannot serve at {args.host}, --port {args.port}: {err}; --port 0 takes a free port") from err
     try:
-        print(f"watching {', '.join(args.directories)} at {server.url}  (Ctrl-C ends)", flush=True)
+        print(f"watching {', '.join(map(str, args.directories))} at {server.url}  (Ctrl-C ends)", flush=True)
         server.serve_forever()
     except KeyboardInterrupt:
         print()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hmac
 import html
-import ipaddress
 import json
 import socket
 import sys
@@ -13,7 +12,6 @@ import time
 from collections.abc import Sequence
 from datetime import datetime
 from http import HTTPStatus
-from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from pathlib import Path
@@ -23,7 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 from amago.registry import require
 from amago.report.curves import AXES, EACH, STATISTICS
 from amago.report.runs import find_runs, group_runs, name_runs, read_run, status_of, walk
-from amago.report.sections import SECTIONS, Content, Figure, Plot, all_figures, fill
+from amago.report.sections import SECTIONS, Content, Figure, Section, all_figures, draw
 
 RELOAD_SECONDS = 10
 """Between two looks of a live page at the server."""
@@ -33,17 +31,14 @@ def write_report(paths: Sequence[str | Path], out: str | Path, statistic: str = 
     """Write a page about the runs at and below some directories into the file ``out``, and return it.
 
     ``statistic``, over seeds, is a key of `amago.report.curves.STATISTICS`, or "each run". A directory without runs is a
-    FileNotFoundError; without Plotly, an ImportError names the extra.
+    ValueError; without Plotly, an ImportError names the extra.
     """
-    if statistic not in (*STATISTICS, EACH):
-        raise ValueError(f"statistic={statistic!r} is unknown: use one of {', '.join((*STATISTICS, EACH))}")
     find_runs(paths)
-    text = render(paths, statistic)
     out = Path(out)
+    text = render(paths, statistic)
     out.parent.mkdir(parents=True, exist_ok=True)
-    part = out.with_name(f".{out.name}.part")
-    part.write_text(text, encoding="utf-8")
-    return part.replace(out)
+    out.write_text(text, encoding="utf-8")
+    return out
 
 
 def render(paths: Sequence[str | Path], statistic: str = "mean", live: bool = False) -> str:
@@ -58,10 +53,17 @@ def render(paths: Sequence[str | Path], statistic: str = "mean", live: bool = Fa
         except OSError as err:  # deleted or renamed in this moment, or not readable
             unreadable.append(f"{path}: {err.strerror or err}")
     name_runs(runs)
-    content = Content(group_runs(runs), live, unreadable)
-    figures: dict[str, list[Figure]] = {}
+    content = Content(group_runs(runs), unreadable)
+    figures: list[Figure] = []
     plots = all_figures(content)
-    body = "".join(_html_of(key, content, plots, figures.setdefault(key, [])) for key in SECTIONS)
+    body = ""
+    for key, (head, fill) in SECTIONS.items():
+        section = Section(figures)
+        if fill is not None:
+            fill(content, section)
+        draw(content, section, [plot for plot in plots if plot.section == key])
+        missing = "".join(f'<p class="missing">Left out: {html.escape(reason)}.</p>' for reason in section.missing)
+        body += f'<section id="{key}"><h2>{head}</h2><div class="content">{section.text}{missing}</div></section>'
     states = [status_of(run).state for run in runs]
     running = f"{states.count('running')} of {len(runs)} runs running"
     title = running if live else runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
@@ -85,24 +87,14 @@ def plotly_script() -> str:
     return script
 
 
-def _html_of(key: str, content: Content, plots: Sequence[Plot], figures: list[Figure]) -> str:
-    """The HTML of a section; its figures, to be drawn into it in order, are added to the list."""
-    section, parts = fill(key, content, plots), []
-    for item in section.parts:
-        if isinstance(item, str):
-            parts.append(item)
-        else:
-            parts.append(f'<div class="figure" data-section="{key}" data-index="{len(figures)}"></div>')
-            figures.append(item)
-    parts += [f'<p class="missing">Left out: {html.escape(reason)}.</p>' for reason in section.missing]
-    return f'<section id="{key}"><h2>{SECTIONS[key][0]}</h2><div class="content">{"".join(parts)}</div></section>'
-
-
-_COOKIE = "amago-watch"
 _POLICY = (
     "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data: blob:; "
     "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
+
+
+LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
+"""Addresses that can be reached from this machine alone."""
 
 
 class WatchServer(ThreadingHTTPServer):
@@ -114,16 +106,13 @@ class WatchServer(ThreadingHTTPServer):
         token: that visitors must know; None: everybody may look, which is refused for addresses that other machines can reach.
     """
 
-    daemon_threads = True
-    block_on_close = False
-
     def __init__(self, address: tuple[str, int], roots: Sequence[Path], token: str | None = None):
-        if not is_local(address[0]) and not token:
+        if address[0] not in LOCAL and not token:
             raise ValueError(f"host {address[0]!r} can be reached by other machines, so the page needs a token")
         self.roots, self.token = roots, token
         self.script = plotly_script().encode()
         # host names that a browser may send; another one means that a foreign site has itself resolved to this address
-        self.names = {"localhost", "127.0.0.1", "::1", address[0]} if is_local(address[0]) else None
+        self.names = LOCAL if address[0] in LOCAL else None
         self._lock, self._page, self.due = threading.Lock(), "", 0.0
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, _Handler)
@@ -131,8 +120,8 @@ class WatchServer(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         """The address for a browser, with the token."""
-        host, port = self.server_address[:2]
-        shown = socket.gethostname() if str(host) in ("0.0.0.0", "::") else f"[{host!s}]" if ":" in str(host) else str(host)
+        host, port = str(self.server_address[0]), self.server_address[1]
+        shown = socket.gethostname() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
         return f"http://{shown}:{port}/{f'?token={self.token}' if self.token else ''}"
 
     def page(self) -> str:
@@ -150,59 +139,33 @@ class WatchServer(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-def is_local(host: str) -> bool:
-    """Test whether an address can be reached from this machine alone."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 class _Handler(BaseHTTPRequestHandler):
     server: WatchServer
     timeout = 30
-    server_version = "amago"
-    sys_version = ""
 
     def do_GET(self) -> None:
         """Answer a request."""
-        url = urlsplit(self.path)
-        given = parse_qs(url.query).get("token", [None])[-1]
-        names = self.server.names
-        if names is not None and (urlsplit(f"//{self.headers.get('Host', '')}").hostname or "") not in names:
-            return self._send(HTTPStatus.FORBIDDEN, b"this page is not for other sites")
-        if self.server.token is not None and not self._knows_token(given):
-            return self._send(HTTPStatus.UNAUTHORIZED, b"open the address that amago watch has printed, with its token")
-        if given is not None and url.path == "/" and self.server.token is not None:  # keep it out of the browser's history
-            cookie = f"{_COOKIE}={self.server.token}; HttpOnly; SameSite=Strict; Path=/"
-            return self._send(HTTPStatus.SEE_OTHER, b"", headers={"Location": "./", "Set-Cookie": cookie})
-        if url.path == "/":
-            return self._send(HTTPStatus.OK, self.server.page().encode(), "text/html; charset=utf-8")
-        if url.path == "/plotly.js":
-            kind = "text/javascript; charset=utf-8"
-            return self._send(HTTPStatus.OK, self.server.script, kind, {"Cache-Control": "max-age=86400"})
-        return self._send(HTTPStatus.NOT_FOUND, b"there is nothing here")
+        url, server = urlsplit(self.path), self.server
+        token = parse_qs(url.query).get("token", [""])[-1]
+        if server.names is not None and urlsplit(f"//{self.headers.get('Host', '')}").hostname not in server.names:
+            self._send(HTTPStatus.FORBIDDEN, b"this page is not for other sites")
+        elif url.path == "/plotly.js":  # a public program: the page's link to it has no token
+            self._send(HTTPStatus.OK, server.script, "text/javascript; charset=utf-8", "max-age=86400")
+        elif server.token and not hmac.compare_digest(token.encode(), server.token.encode()):
+            self._send(HTTPStatus.UNAUTHORIZED, b"open the address that amago watch has printed, with its token")
+        elif url.path == "/":
+            self._send(HTTPStatus.OK, server.page().encode(), "text/html; charset=utf-8")
+        else:
+            self._send(HTTPStatus.NOT_FOUND, b"there is nothing here")
 
     do_HEAD = do_GET
 
-    def _knows_token(self, given: str | None) -> bool:
-        try:
-            cookies = SimpleCookie(self.headers.get("Cookie", ""))
-        except CookieError:
-            cookies = SimpleCookie()
-        kept = cookies[_COOKIE].value if _COOKIE in cookies else None
-        token = (self.server.token or "").encode()
-        return any(hmac.compare_digest(one.encode(), token) for one in (given, kept) if one is not None)
-
-    def _send(self, status: HTTPStatus, body: bytes, kind: str = "text/plain", headers: dict[str, str] | None = None) -> None:
+    def _send(self, status: HTTPStatus, body: bytes, kind: str = "text/plain", cache: str = "no-store") -> None:
         self.send_response(status)
-        fixed = {
-            "Content-Type": kind, "Content-Length": str(len(body)), "Cache-Control": "no-store", "Content-Security-Policy": _POLICY,
-            "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
-        }  # fmt: skip
-        for name, value in {**fixed, **(headers or {})}.items():
+        for name, value in (
+            ("Content-Type", kind), ("Content-Length", str(len(body))), ("Cache-Control", cache), ("Content-Security-Policy", _POLICY),
+            ("X-Content-Type-Options", "nosniff"), ("Referrer-Policy", "no-referrer"),
+        ):  # fmt: skip
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":

@@ -24,10 +24,10 @@ from amago.describe import flatten, format_duration, format_value, natural_sort_
 from amago.run.metric_names import AVERAGE_RETURN, RETURN_OF
 
 Array = NDArray[np.float64]
-Position = tuple[float, float, float, float]
+Position = tuple[float, ...]
 METRICS_FILE = "metrics.jsonl"
 POSITION = ("epoch", "env_steps", "grad_steps", "wall_time")
-"""The position of a row in its run: the columns of `Log.track`."""
+"""The position of a row in its run."""
 LIMIT = 400
 """Most points of a curve. Beyond, neighbours are merged into their mean."""
 FAULTS = {
@@ -80,11 +80,9 @@ class Log:
     def add(self, row: Any) -> None:
         """Add a row; ValueError if it is no row of a log."""
         try:
-            position: Position = row["epoch"], row["env_steps"], row["grad_steps"], row["wall_time"]
-            sum(position)  # numbers
-            section, values = row["section"], row["values"]
-            if not isinstance(section, str) or any(v is not None and not isinstance(v, int | float) for v in values.values()):
-                raise TypeError("section must be a string, and values numbers")
+            position: Position = tuple(row[name] + 0 for name in POSITION)
+            section, values = row["section"] + "", row["values"]
+            math.fsum(v for v in values.values() if v is not None)
         except (KeyError, TypeError, AttributeError) as err:
             raise ValueError(f"no row of a log: {err}") from err
         self.rows += 1
@@ -111,12 +109,7 @@ class Log:
     @cached_property
     def highest(self) -> Position:
         """The highest of each `POSITION`."""
-        return tuple(max(column) for column in zip((0, 0, 0, 0.0), *(row[0] for row in self.kept)))  # type: ignore[return-value]
-
-    def track(self, section: str | None = None) -> Array:
-        """(n, 4) the `POSITION` of each row of a section, or of all."""
-        found = [position for position, own, _ in self.kept if section in (None, own)]
-        return np.array(found, np.float64).reshape(len(found), len(POSITION))
+        return tuple(max(column) for column in zip((0, 0, 0, 0.0), *(row[0] for row in self.kept)))
 
     def column(self, section: str, axis: str, name: str) -> tuple[Array, Array]:
         """The values of a metric, and where they stand on an axis of `POSITION`, in its order; both (n,), empty without values."""
@@ -147,7 +140,7 @@ class Log:
         return None
 
 
-@dataclass
+@dataclass(eq=False)
 class Run:
     """The files of a run, as read for a page.
 
@@ -159,7 +152,7 @@ class Run:
         starts: a description of each start of the run: time, machine, versions, command; oldest first.
         problems: descriptions of the files that could not be read.
         changed: time of the last change of its metrics (seconds since 1970).
-        name: on the page; "": that of its directory.
+        name: on the page.
     """
 
     path: Path
@@ -168,10 +161,9 @@ class Run:
     starts: Sequence[dict[str, Any]] = ()
     problems: Sequence[str] = ()
     changed: float = 0.0
-    name: str = ""
 
     def __post_init__(self) -> None:
-        self.name = self.name or self.path.name
+        self.name = self.path.name
 
     @cached_property
     def environments(self) -> frozenset[str]:
@@ -197,10 +189,11 @@ class Group(NamedTuple):
     @property
     def seeds(self) -> list[Run]:
         """One run for each seed, the newest: a seed that was run twice is no second sample."""
-        newest = sorted(self.runs, key=lambda run: run.changed)
-        found = {repr(seed) if (seed := (run.settings or {}).get("seed")) is not None else str(run.path): run for run in newest}
-        kept = {run.path for run in found.values()}
-        return [run for run in self.runs if run.path in kept]
+        found: dict[object, Run] = {}
+        for run in sorted(self.runs, key=lambda run: run.changed):
+            seed = (run.settings or {}).get("seed")
+            found[run.path if seed is None else repr(seed)] = run
+        return [run for run in self.runs if run in found.values()]
 
 
 def walk(root: Path) -> Iterator[Path]:
@@ -215,15 +208,15 @@ def walk(root: Path) -> Iterator[Path]:
 
 
 def find_runs(paths: Iterable[str | Path]) -> list[Path]:
-    """The directories of runs at or below some directories, each once; FileNotFoundError if one has none."""
+    """The directories of runs at or below some directories, each once; ValueError if one has none."""
     found: dict[Path, None] = {}
-    for path in map(Path, paths):
-        if not path.is_dir():
-            raise FileNotFoundError(f"{str(path)!r} is not a directory; give the directory of a run, or one with runs in it")
-        own = list(walk(path))
+    for path in paths:
+        own = dict.fromkeys(walk(Path(path)))
         if not own:
-            raise FileNotFoundError(f"no {METRICS_FILE} at or below {str(path)!r}: is that the directory of a run?")
-        found |= dict.fromkeys(own)
+            raise ValueError(
+                f"no {METRICS_FILE} at or below {str(path)!r}: give the directory of a run, or one with runs in it"
+            )
+        found |= own
     return list(found)
 
 
@@ -245,11 +238,11 @@ def read_run(path: Path) -> Run:
         record = json.loads((path / "settings.json").read_text(encoding="utf-8"))
         starts = [dict(start) for start in record["starts"]]
         if "fields" in record:  # a process that learns has been started
-            unused = set(record.get("unused", ()))
-            fields = dict(record["fields"])
-            callbacks = fields.get("callbacks") or []
-            fields["callbacks"] = [c for c in callbacks if not (isinstance(c, dict) and c.get("type") == _SPECTATOR)]
-            settings = flatten({**fields, **{k: v for k, v in record["parameters"].items() if k not in unused}})
+            used = {k: v for k, v in record["parameters"].items() if k not in record.get("unused", ())}
+            callbacks = [
+                c for c in record["fields"].get("callbacks") or [] if not (isinstance(c, dict) and c.get("type") == _SPECTATOR)
+            ]
+            settings = flatten(record["fields"] | {"callbacks": callbacks} | used)
     except FileNotFoundError:
         pass
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as err:
@@ -302,12 +295,8 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 def _distinction(own: Run, alike: Sequence[Run]) -> list[str]:
     """Up to three settings in which a run differs from others, such as "gamma=0.9", or else its environments or its name."""
     differ = differences([run.compared for run in alike])
-    values = {
-        k: v.rpartition(".")[2] if isinstance(v, str) and v.replace(".", "").isidentifier() else v
-        for k, v in own.compared.items()
-        if k in differ
-    }
-    words = [f"{k.rpartition('.')[2]}={format_value(v)}" for k, v in values.items()]
+    words = [f"{k.rpartition('.')[2]}={format_value(v)}" for k, v in own.compared.items() if k in differ]
+    words = [re.sub(r"=(?:[A-Za-z_]\w*\.)+", "=", word) for word in words]  # classes without their modules
     words = [word[:19] if word.startswith("commit=") else word for word in words if len(word) < 60]
     if not words and len({run.environments for run in alike}) > 1:
         words = [" and ".join(sorted(n.removeprefix(RETURN_OF) for n in own.environments)) or "no rollout yet"]
@@ -343,21 +332,18 @@ def status_of(run: Run, now: float | None = None) -> Status:
     epochs = (run.settings or {}).get("epochs")
     epochs = epochs if isinstance(epochs, int) and epochs > 0 else None
     # epochs of which the last phase has been logged: training, or collection if the run does not train
+    newest = {section: position[0] for position, section, _ in run.log.kept}
     done = run.log.highest[0]
-    phases = [run.log.track(section) for section in ("train", "rollout", "buffer")]
-    done += next((track[-1, 0] >= done for track in phases if len(track)), False)
+    done += next((newest[section] >= done for section in ("train", "rollout", "buffer") if section in newest), False)
     finished = epochs is not None and done >= epochs
     silent = max(0.0, (now or time.time()) - run.changed)
-    quiet = silent > max(PATIENCE, 3.0 * np.diff(run.log.track()[:, 3]).max(initial=0.0))
+    quiet = silent > max(PATIENCE, 3.0 * np.diff([position[3] for position, *_ in run.log.kept]).max(initial=0.0))
     alive, process = _holder(run.path)
     if (not quiet if alive is None else alive) and not (finished and quiet):
         state = "running" if run.log.rows else "starting"
     else:
         state = "finished" if finished else "stopped"
-    left = None
-    if state == "running" and epochs is not None:
-        seconds = run.log.highest[3]
-        left = max(0.0, seconds * (epochs - done) / done) if done else None
+    left = max(0.0, run.log.highest[3] * (epochs - done) / done) if state == "running" and epochs and done else None
     return Status(state, f"{process}newest row {format_duration(silent)} ago", epochs, done, left)
 
 

@@ -69,14 +69,12 @@ _STARTS = {
     "git.commit": "commit", "git.changed": "changed files", "command": "command",
 }  # fmt: skip
 _DASHES = ("solid", "dash", "dot", "dashdot")
-_WIDE = 12  # beyond so many runs, the table of settings has a row for each instead of a column
 
 
 class Content(NamedTuple):
-    """Groups of runs. ``live``: the page is `amago watch`'s. ``unreadable``: why some runs are not there."""
+    """Groups of runs, and why some runs are ``unreadable``."""
 
     groups: Sequence[Group]
-    live: bool = False
     unreadable: Sequence[str] = ()
 
     @property
@@ -86,22 +84,26 @@ class Content(NamedTuple):
 
 
 class Section:
-    """A part of the page: HTML and figures, and why something is ``missing``, one sentence each."""
+    """A part of the page: HTML with places for some of the page's figures, and why something is ``missing``, one sentence each."""
 
-    def __init__(self) -> None:
-        self.parts: list[str | Figure] = []
+    def __init__(self, figures: list[Figure]) -> None:
+        self.figures = figures
+        self.text = ""
         self.missing: list[str] = []
 
     def add(self, part: str | Figure | None, otherwise: str = "") -> None:
-        """Add a figure or a table, or why there is none."""
-        if part:
-            self.parts.append(part)
+        """Add a figure or HTML, or why there is none."""
+        if isinstance(part, dict):
+            self.text += f'<div class="figure" data-index="{len(self.figures)}"></div>'
+            self.figures.append(part)
+        elif part:
+            self.text += part
         elif otherwise:
             self.missing.append(otherwise)
 
     def note(self, text: str) -> None:
         """Add an explanation."""
-        self.parts.append(f"<p class=note>{html.escape(text)}</p>")
+        self.text += f"<p class=note>{html.escape(text)}</p>"
 
 
 # ---- drawing ---------------------------------------------------------------------------------------------------------------
@@ -250,6 +252,9 @@ def overview(content: Content, section: Section) -> None:
 
     section.add(run_table(content, cells), "there is no run here yet")
     section.missing += [*content.unreadable, *(problem for run in content.runs for problem in run.problems)]
+    section.note(
+        "Curves are over the seeds of a group that have a value there, bands 95% bootstrap intervals of them (1,000 resamples of runs)."
+    )
     for group in content.groups:
         if len(group.seeds) < len(group.runs):
             section.note(f"{group.name}: of the runs with one seed, statistics over seeds count the newest alone.")
@@ -263,7 +268,7 @@ def adaptation(content: Content, section: Section) -> None:
             drawn = [t for i, group, score in scores for t in traces(score, group.name, i, mode="lines+markers")]
             unit = title.partition(" #")[0].split()[-1].lower()
             section.add(figure(f"{title} ({words})", {"": drawn}, unit, rangemode="tozero"))
-    if section.parts:
+    if section.text:
         section.note(f"Means of the evaluations in the last {100 * LATE:.0f}% of each run's updates; intervals are over seeds.")
     else:
         section.missing.append("scores by attempt: no metric of these environments has a number (such as 'Attempt 0 Success')")
@@ -317,13 +322,11 @@ def settings(content: Content, section: Section) -> None:
         return
     differ = differences([own for _, own in known])
     if differ:
-        heads, rows = ["setting", *(run.name for run, _ in known)], [[name, *values] for name, values in differ.items()]
-        if len(known) > _WIDE:
-            heads, rows = ["run", *differ], [list(row) for row in zip(heads[1:], *differ.values())]
-        section.parts.append("<h3>What differs</h3>" + table(heads, rows))
+        rows = [[name, *values] for name, values in differ.items()]
+        section.add("<h3>What differs</h3>" + table(["setting", *(run.name for run, _ in known)], rows))
     same = sorted((k, v) for k, v in known[0][1].items() if k not in differ)
     body = table(["setting", "value"], same)
-    section.parts.append(f"<details><summary>{len(same)} settings that are the same everywhere</summary>{body}</details>")
+    section.add(f"<details><summary>{len(same)} settings that are the same everywhere</summary>{body}</details>")
 
 
 def machines(content: Content, section: Section) -> None:
@@ -340,17 +343,9 @@ def machines(content: Content, section: Section) -> None:
     section.add(run_table(content, cells), "the runs have no settings.json")
 
 
-def learning(content: Content, section: Section) -> None:
-    """A note on lines over seeds, before the first ones."""
-    if any(len(group.seeds) > 1 for group in content.groups):
-        section.note(
-            "Lines are over the seeds of a group that have a value there, bands 95% bootstrap intervals of them (1,000 resamples of runs)."
-        )
-
-
 SECTIONS: dict[str, tuple[str, Callable[[Content, Section], None] | None]] = {
     "runs": ("Runs", overview),
-    "learning": ("Learning curves", learning),
+    "learning": ("Learning curves", None),
     "adaptation": ("Adaptation", adaptation),
     "environments": ("Returns by environment", environments),
     "rollouts": ("Rollouts: length, exploration", None),
@@ -362,12 +357,3 @@ SECTIONS: dict[str, tuple[str, Callable[[Content, Section], None] | None]] = {
     "machines": ("Machine and versions", machines),
 }
 """{name in addresses: (title, function that adds more than figures)}, in the order of the page."""
-
-
-def fill(key: str, content: Content, plots: Sequence[Plot]) -> Section:
-    """A section of the page."""
-    section, more = Section(), SECTIONS[key][1]
-    if more is not None:
-        more(content, section)
-    draw(content, section, [plot for plot in plots if plot.section == key])
-    return section

@@ -52,8 +52,6 @@ def test_axes_and_statistics_can_be_chosen(tmp_path, report):
         assert lines(figure, statistic=statistic)["r (4 seeds)"][1][-1] == pytest.approx(last)
     assert [t["y"][-1] for t in shown(figure, statistic="each run")] == [0, 1, 2, 100]
     assert data_of(page)["statistic"] == "IQM"
-    with pytest.raises(ValueError, match=r"'median'.*mean, IQM"):
-        report(statistic="median")
 
 
 def test_lengths_exploration_and_metrics_of_a_users_own_are_drawn(tmp_path, report):
@@ -243,15 +241,13 @@ def test_the_page_needs_nothing_else_and_shows_names_as_text(tmp_path, capsys):
     assert any("&lt;img" in title for title in figures_of(out))
 
 
-@pytest.mark.parametrize(("make", "words"), [(False, "is not a directory"), (True, "no metrics.jsonl")])
-def test_a_directory_without_runs(tmp_path, capsys, make, words):
-    where = tmp_path / "nothing"
-    if make:
-        where.mkdir()
-    assert main(["report", str(where), "--out", str(tmp_path / "p.html")]) == 2
-    message = capsys.readouterr().err
-    assert words in message
-    assert "nothing" in message
+def test_a_directory_without_runs(tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    for where in (tmp_path / "empty", tmp_path / "nothing"):
+        assert main(["report", str(where), "--out", str(tmp_path / "p.html")]) == 2
+        message = capsys.readouterr().err
+        assert "no metrics.jsonl" in message
+        assert where.name in message
     assert not (tmp_path / "p.html").exists()
 
 
