@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from amago.cli.eval import add_playing_arguments, check_draws, film_rollout, load_agent
+from amago.cli.eval import add_playing_arguments, film_rollout, load_agent
 from amago.cli.gym_env import GymEnv, eval_command, read_environment
 from amago.cli_utils.scripts import running
 from amago.cli_utils.settings import as_yaml
@@ -70,7 +70,6 @@ def _film(policy: Policy, make_env: GymEnv, greedy: bool, seed: int, directory: 
     path = directory / f"replay{video.best_suffix()}"
     try:
         video.check_video_path(path)
-        check_draws(make_env)
         _, pictures, fps = film_rollout(policy, make_env, greedy, seed)
         return video.write_video(pictures, path, fps).name, ""
     except Exception as err:  # environments draw with packages of all kinds, which fail in all ways

@@ -78,13 +78,11 @@ def run(args: Namespace) -> int:
     run_dir, weights = find_run(args.run)
     make_env, policy = load_agent(args, run_dir)
     if args.video is not None:
-        check_draws(make_env)
+        _record_video(args, policy, make_env, run_dir)
     if args.memory:
         _study_memory(args, policy, make_env, args.picture or run_dir / "memory.png")
     else:
         _evaluate(args, policy, make_env, f"{make_env.env_id}: {weights}")
-    if args.video is not None:
-        _record_video(args, policy, make_env, run_dir)
     return 0
 
 
@@ -178,12 +176,6 @@ def _study_memory(args: Namespace, policy: Policy, make_env: GymEnv, picture: Pa
     if study.attention is not None:
         print(f"\n{attention_table(study)}\n")
     print(f"picture: {plot_memory(study, picture)}")
-
-
-def check_draws(make_env: GymEnv) -> None:
-    """Make an environment and draw it once; ValueError if it does not draw itself as an array."""
-    with closing(make_env(render_mode="rgb_array")) as env:
-        filming.check_draws(env, make_env.env_id)
 
 
 def film_rollout(policy: Policy, make_env: GymEnv, greedy: bool, seed: int | None) -> tuple[EpisodeResult, list[Any], float]:

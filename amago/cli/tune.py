@@ -84,7 +84,7 @@ def run(args: Namespace) -> int:
         _work(args)
     except BaseException:
         for process in others:
-            process.terminate()  # it saves a training state, and gives its trial back
+            process.terminate()  # it saves a training state
         raise
     finally:
         for process in others:
@@ -195,38 +195,61 @@ class Study:
     def next_trial(self) -> bool:
         """Train one trial; returns whether there was one to train."""
         with exclusive(self.directory):
-            self._give_back_lost_trials()
-            waiting = bool(self.trials(self.states.WAITING))
-            if not waiting and (self.repeats >= REPEATS or len({_run_of(t) for t in self.trials()}) >= self.wanted):
-                return False
-            trial = self.study.ask(self.space)
-            values = {name: value_of(stored) for name, stored in trial.params.items()}
-            if not waiting and (twin := self._twin(trial)) is not None:
-                trial.set_user_attr("run", _run_of(twin))
-                self.study.tell(trial, twin.value, state=None if twin.value is not None else self.states.PRUNED)
-                self.repeats += 1
-                return True
-            for i in range(1, 1 if waiting else self.args.seeds):
-                self.study.enqueue_trial(trial.params, user_attrs={"seed": i})
-            lock = self._lock(trial)
-            lock.acquire()
+            found = self._lost_trial() or self._new_trial()
+        if found is None:
+            return False
+        trial, lock = found
         try:
-            self._finish(trial, _run_of(trial), values)
+            self._finish(trial, _run_of(trial))
         finally:
             lock.release()
         return True
+
+    def _lost_trial(self) -> tuple[optuna.trial.Trial, RunLock] | None:
+        """A trial whose process has ended before it, to be continued from its last training state, and its lock, taken."""
+        from optuna.trial import Trial
+
+        for trial in self.trials(self.states.RUNNING):
+            lock = self._lock(trial)
+            try:
+                lock.acquire()
+            except HeldError:
+                continue
+            # another process may have ended the trial, and then freed its lock, since the list was made
+            if self.trials()[trial.number].state == self.states.RUNNING:
+                return Trial(self.study, trial._trial_id), lock
+            lock.release()
+        return None
+
+    def _new_trial(self) -> tuple[optuna.trial.Trial, RunLock] | None:
+        """The next trial and its lock, taken; None if there are enough. Settings that were drawn before get their earlier result."""
+        while (waiting := self.trials(self.states.WAITING)) or (
+            self.repeats < REPEATS and len({_run_of(t) for t in self.trials()}) < self.wanted
+        ):
+            trial = self.study.ask(self.space)
+            twin = None if waiting else self._twin(trial)
+            if twin is None:
+                for i in range(1, 1 if waiting else self.args.seeds):
+                    self.study.enqueue_trial(trial.params, user_attrs={"seed": i})
+                lock = self._lock(trial)
+                lock.acquire()
+                return trial, lock
+            trial.set_user_attr("run", _run_of(twin))
+            self.study.tell(trial, twin.value, state=None if twin.value is not None else self.states.PRUNED)
+            self.repeats += 1
+        return None
 
     def _twin(self, trial: optuna.trial.Trial) -> optuna.trial.FrozenTrial | None:
         """An earlier trial of the same settings, which would only be trained again to see whether it is luckier."""
         states = self.states.COMPLETE, self.states.PRUNED, self.states.RUNNING
         return next((t for t in self.trials(*states) if t.number != trial.number and t.params == trial.params), None)
 
-    def _finish(self, trial: optuna.trial.Trial, name: str, values: dict[str, object]) -> None:
+    def _finish(self, trial: optuna.trial.Trial, name: str) -> None:
         """Train a trial, and record its outcome."""
         from optuna import TrialPruned
 
         try:
-            value = self._train(trial, name, values)
+            value = self._train(trial, name)
         except TrialPruned as err:
             self.study.tell(trial, state=self.states.PRUNED)
             outcome = f"stopped early: {err}"
@@ -234,7 +257,6 @@ class Study:
             self.study.tell(trial, state=self.states.FAIL)
             outcome = f"failed: {type(err).__name__}: {str(err).partition(chr(10))[0]}"
         except (Stopped, KeyboardInterrupt):
-            self._give_back(trial)
             raise
         except BaseException:
             self.study.tell(trial, state=self.states.FAIL)
@@ -245,14 +267,10 @@ class Study:
         if not self.args.quiet:
             print(f"{name}: {outcome}; {', '.join(f'{k} {_format(v)}' for k, v in trial.params.items())}", flush=True)
 
-    def _train(self, trial: optuna.trial.Trial, name: str, values: dict[str, object]) -> float:
+    def _train(self, trial: optuna.trial.Trial, name: str) -> float:
         """The metric of an agent that is trained with the trial's settings."""
-        for before in self.trials():
-            if before.number != trial.number and _run_of(before) == name:
-                for step, value in before.intermediate_values.items():
-                    trial.report(value, step)
         args = self.args
-        own = self._with_values(values)
+        own = self._with_values({name: value_of(stored) for name, stored in trial.params.items()})
         if args.seeds > 1:
             own.seed = (args.seed or 0) + _seed_of(trial)
         own.run_name, own.buffer_dir, own.resume = name, str(self.directory), "auto"
@@ -276,27 +294,6 @@ class Study:
 
     def _lock(self, trial: optuna.trial.BaseTrial) -> RunLock:
         return RunLock(self.directory / "locks" / _run_of(trial))
-
-    def _give_back_lost_trials(self) -> None:
-        """Let trials whose process was killed be continued from their last training state."""
-        for trial in self.trials(self.states.RUNNING):
-            lock = self._lock(trial)
-            try:
-                lock.acquire()
-            except HeldError:
-                continue
-            # another process may have ended the trial, and then freed its lock, since the list was made
-            if self.trials()[trial.number].state == self.states.RUNNING:
-                self._give_back(trial)
-            lock.release()
-
-    def _give_back(self, trial: optuna.trial.BaseTrial) -> None:
-        from optuna.exceptions import ExperimentalWarning
-
-        self.study.tell(trial.number, state=self.states.FAIL)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ExperimentalWarning)
-            self.study.enqueue_trial(trial.params, user_attrs={**trial.user_attrs, "run": _run_of(trial)})
 
     def summary(self) -> str:
         """The best settings, how the other trials ended, and commands for the best."""
@@ -333,7 +330,7 @@ def _seed_of(trial: optuna.trial.BaseTrial) -> int:
 
 
 def _run_of(trial: optuna.trial.BaseTrial) -> str:
-    """The name of a trial's run; a trial that continues another one has its run."""
+    """The name of a trial's run; a trial that repeats another one has its run."""
     return str(trial.user_attrs.get("run", f"trial_{trial.number}"))
 
 

@@ -6,16 +6,18 @@ import inspect
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from amago.agent import BaseAgent
 from amago.envs import AMAGOEnv
+from amago.fields import Rule, one_of, whole
 from amago.policy.playing import EpisodeResult, play
 from amago.run import video
 from amago.run.callbacks import Callback
@@ -31,18 +33,19 @@ DEFAULT_FPS = 10.0
 """Pictures a second of environments whose metadata names no ``render_fps``."""
 
 
-def check_draws(env: AMAGOEnv, what: str) -> None:
-    """Reset an environment and draw it once; ValueError, with its name ``what``, if it does not draw itself as an array."""
-    env.reset(seed=0)
-    try:
-        with _no_devices():
-            picture = env.render()
-    except NotImplementedError:
-        picture = None
+def draw(env: AMAGOEnv) -> NDArray[Any]:
+    """The picture of an environment after `reset` or a step; ValueError, with its name, if it does not draw itself as an array."""
+    # pygame, with which many environments draw, would look for a sound card and a missing screen, and print errors
+    screen = any(name in os.environ for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+    quiet = {"SDL_AUDIODRIVER": "dummy"} | ({} if screen else {"SDL_VIDEODRIVER": "dummy"})
+    picture = None
+    with mock.patch.dict(os.environ, quiet | os.environ), suppress(NotImplementedError):
+        picture = env.render()
     if not isinstance(picture, np.ndarray):
         raise ValueError(
-            f"{what} does not draw itself with render_mode={MODE!r} (it returns {picture!r}), so it cannot be filmed"
+            f"{env.env_name} does not draw itself with render_mode={MODE!r} (it returns {picture!r}), so it cannot be filmed"
         )
+    return picture
 
 
 def film(
@@ -58,16 +61,8 @@ def film(
     """
     pictures: list[Any] = []
     options: dict[str, Any] = {"sample": sample, "device": device, "seed": seed}
-    with _no_devices():
-        (played,) = play(agent, [env], [seed], max_steps, on_step=lambda _: pictures.append(env.render()), **options)
+    (played,) = play(agent, [env], [seed], max_steps, on_step=lambda _: pictures.append(draw(env)), **options)
     return played, pictures, float(env.metadata.get("render_fps") or DEFAULT_FPS)
-
-
-def _no_devices() -> AbstractContextManager[Any]:
-    """Let pygame, with which many environments draw, look for no sound card and no missing screen, of which it would print errors."""
-    screen = any(name in os.environ for name in ("DISPLAY", "WAYLAND_DISPLAY"))
-    wanted = {"SDL_AUDIODRIVER": "dummy"} | ({} if screen else {"SDL_VIDEODRIVER": "dummy"})
-    return mock.patch.dict(os.environ, {name: value for name, value in wanted.items() if name not in os.environ})
 
 
 class RecordVideo(Callback):
@@ -103,13 +98,12 @@ class RecordVideo(Callback):
         sample: bool | None = None,
         seed: int | None = 0,
     ):
-        for name, value in (("interval", interval), ("max_steps", max_steps)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
-        if make_env is not None and not callable(make_env):
-            raise ValueError(f"make_env must be a function that makes an environment, got {make_env!r}")
-        if suffix is not None and suffix not in video.SUFFIXES:
-            raise ValueError(f"suffix must be one of {', '.join(video.SUFFIXES)}, got {suffix!r}")
+        for name, value, rule in (
+            ("interval", interval, whole(1)), ("max_steps", max_steps, whole(1)), ("suffix", suffix, one_of(None, *video.SUFFIXES)),
+            ("make_env", make_env, Rule("None or a function that makes an environment", lambda v: v is None or callable(v))),
+        ):  # fmt: skip
+            if fault := rule(name, value):
+                raise ValueError(fault)
         self.interval, self.make_env, self.max_steps, self.sample, self.seed = interval, make_env, max_steps, sample, seed
         self.suffix = suffix or video.best_suffix()
         video.check_video_path(f"film{self.suffix}")
@@ -121,7 +115,8 @@ class RecordVideo(Callback):
                     raise ValueError(
                         "RecordVideo films environments of one row, and that of make_val_env has several: pass make_env=..., which makes such a one"
                     )
-                check_draws(env, "RecordVideo: the environment of " + ("make_env" if self.make_env else "make_val_env"))
+                env.reset(seed=0)
+                draw(env)
 
     def on_epoch_end(self, experiment: Experiment, metrics: Mapping[str, float]) -> None:
         due = experiment.epoch % self.interval == 0 or experiment.epoch == experiment.epochs or experiment.should_stop

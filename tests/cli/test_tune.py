@@ -140,12 +140,10 @@ def test_a_stopped_trial_goes_on(tmp_path, how):
     assert process.wait(60) == (-how if how == signal.SIGKILL else 128 + how)
     epoch = max(int(p.name.rpartition("_")[2]) for p in states.glob("trial_0_epoch_*"))
     assert tune(tmp_path, "--trials", "1", "--epochs", str(epoch + 3)) == 0
-    found = study(tmp_path).trials
-    assert [t.state.name for t in found] == ["FAIL", "COMPLETE"]
-    assert found[0].params == found[1].params
-    assert set(found[0].intermediate_values) < set(found[1].intermediate_values), "with what it had reported before"
+    (found,) = study(tmp_path).trials
+    assert found.state.name == "COMPLETE"
+    assert sorted(found.intermediate_values) == list(range(epoch + 4)), "with what it had reported before"
     assert [s["resumed"] is None for s in record(tmp_path / "s" / "trial_0")["starts"]] == [True, False]
-    assert not (tmp_path / "s" / "trial_1").exists()
 
 
 def test_a_trial_whose_losses_explode_fails_alone(tmp_path, capsys, monkeypatch):

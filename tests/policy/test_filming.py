@@ -75,7 +75,7 @@ def test_of_several_validation_environments_the_first_is_filmed(tmp_path):
 
 @pytest.mark.parametrize(
     ("make", "said"),
-    [(tiny.bits, r"make_val_env does not draw itself with render_mode='rgb_array'"), (tiny.cartpoles, r"one row.*make_env")],
+    [(tiny.bits, r"does not draw itself with render_mode='rgb_array'"), (tiny.cartpoles, r"one row.*make_env")],
 )
 def test_what_cannot_be_filmed_is_refused_before_training(tmp_path, make, said):
     mode = "already_vectorized" if make is tiny.cartpoles else "sync"
