@@ -3,7 +3,7 @@
 python examples/00_meta_frozen_lake.py --run_name lake --buffer_dir runs
 """
 
-from argparse import ArgumentParser, Namespace
+from argparse import SUPPRESS, ArgumentParser, Namespace
 
 from amago import cli_utils
 from amago.envs import AMAGOEnv
@@ -25,7 +25,9 @@ def add_cli(parser: ArgumentParser) -> None:
         "--max_episode_steps", type=int, default=None, help="steps of an attempt; None: by the size of the lake"
     )
     parser.add_argument("--hide_k_progress", action="store_true", help="do not observe the number of the attempt")
-    cli_utils.also_known_as(parser, "traj_encoder", "--seq_model")
+    parser.add_argument(
+        "--seq_model", dest="traj_encoder", default=SUPPRESS, choices=sorted(cli_utils.TRAJ_ENCODERS), help="--traj_encoder"
+    )
     parser.set_defaults(
         parallel_actors=24, timesteps_per_epoch=500, grads_per_epoch=300, epochs=60, memory_size=64, memory_layers=2
     )

@@ -5,7 +5,7 @@ python examples/12_half_cheetah_vel.py --run_name cheetah --buffer_dir runs
 Needs `pip install 'amago[mujoco]'`.
 """
 
-from argparse import ArgumentParser, Namespace
+from argparse import SUPPRESS, ArgumentParser, Namespace
 from functools import partial
 
 from amago import cli_utils
@@ -36,7 +36,7 @@ def add_cli(parser: ArgumentParser) -> None:
     parser.add_argument("--test_range", default=(2.5, 3.0), help="target velocities of the test after training", **two)
     parser.add_argument("--task_min_velocity", type=float, default=None, help="LOW of --train_range")
     parser.add_argument("--task_max_velocity", type=float, default=None, help="HIGH of --train_range")
-    cli_utils.also_known_as(parser, "max_seq_len", "--policy_seq_len")
+    parser.add_argument("--policy_seq_len", dest="max_seq_len", type=int, default=SUPPRESS, help="the same as --max_seq_len")
     parser.add_argument("--k_episodes", type=int, default=1, help="attempts at each target")
     parser.add_argument("--episode_length", type=int, default=200, help="steps of an attempt")
     parser.set_defaults(

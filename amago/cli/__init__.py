@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import select
 import sys
 from collections.abc import Sequence
 
@@ -83,26 +82,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return done
     except BrokenPipeError:
-        if not _reader_has_gone():
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # drops what is still to be written
-        return 1
+        try:
+            print(flush=True)
+        except BrokenPipeError:  # its reader has closed it, as in ``amago list envs | head -1``
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # drops what is still to be written
+            return 1
+        raise  # another pipe is broken
     except Exception as err:
         code = _exit_code(err)
         if code is None:
             raise
         print(f"amago {args.command}: {err}", file=sys.stderr)
         return code
-
-
-def _reader_has_gone() -> bool:
-    """True if the reader of standard output has closed it, as in ``amago list envs | head -1``."""
-    try:
-        poll = select.poll()
-        poll.register(sys.stdout.fileno(), 0)
-        return any(event & select.POLLERR for _, event in poll.poll(0))
-    except (OSError, ValueError):  # no file of the system
-        return False
 
 
 # Imported here, after an error: these modules import torch, which commands without training do not need.

@@ -29,13 +29,11 @@ from amago.store import index as store_index
 from amago.store.store import PARTITIONS, PROTECTED
 
 _KINDS = {".hdf5": "d4rl", ".h5": "d4rl", ".npz": "npz", ".traj": "original", ".parquet": "parquet"}
-_UNUSED = {
-    "minari": ("env", "action_space", "max_episode_steps", "fields"), "d4rl": ("fields",), "npz": ("max_episode_steps",),
-    "original": ("max_episode_steps", "fields"), "parquet": ("env", "action_space", "max_episode_steps", "fields"),
-    "lerobot": ("env", "max_episode_steps", "fields"),
+_USED = {
+    "minari": (), "d4rl": ("env", "action_space", "max_episode_steps"), "npz": ("env", "action_space", "fields"),
+    "original": ("env", "action_space"), "parquet": (), "lerobot": ("action_space",),
 }  # fmt: skip
-"""For each format, the options of ``import`` that do not apply to it."""
-_MANY = 20_000  # trajectories that `info` reads at most
+"""For each format, the options of ``import`` that apply to it, of those that do not apply to all."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -87,15 +85,15 @@ def add_arguments(parser: ArgumentParser) -> None:
 def _add_import(sub: ArgumentParser) -> None:
     sub.epilog = SPACE_SYNTAX
     add = sub.add_argument
-    add("--env", default=None, help=f"environment whose spaces the data has (d4rl, npz, original): {ENVIRONMENT}")
+    add("--env", help=f"environment whose spaces the data has (d4rl, npz, original): {ENVIRONMENT}")
     space = f"{SPACE_KINDS}, as explained below (d4rl, npz, original); default: that of --env, else box:-1,1 (original: none)"
-    add("--action-space", type=space_argument, default=None, metavar="SPACE", help=space)
+    add("--action-space", type=space_argument, metavar="SPACE", help=space)
     limit = "time limit of episodes in steps (d4rl files without timeouts)"
-    add("--max-episode-steps", type=whole_number, default=None, help=limit)
+    add("--max-episode-steps", type=whole_number, help=limit)
     name = "name of the environment in statistics; default: the recorded name, or that of the file"
-    add("--env-name", default=None, help=name)
+    add("--env-name", help=name)
     fields = "names of arrays in .npz files, such as observations=obs rewards=r observations/camera=pixels"
-    add("--fields", nargs="+", type=_field, default=None, metavar="FIELD=NAME", help=fields)
+    add("--fields", nargs="+", type=_field, metavar="FIELD=NAME", help=fields)
     pickles = (
         "also read the .traj files of the original system. They are pickles, which could run any code of their author: only for "
         "files that you trust. Whatever is not an array or a trajectory is refused"
@@ -193,8 +191,8 @@ def _open_source(args: Namespace, root: Path) -> OfflineDataset:
     if path.is_dir() and kind == "minari":
         marks = (path / "meta/info.json").is_file(), parquet_files(path), any(path.glob("*.npz"))
         kind = next((name for name, there in zip(("lerobot", "parquet", "npz"), marks) if there), kind)
-    for name in _UNUSED[kind]:
-        if given[name] is not None:
+    for name in ("env", "action_space", "max_episode_steps", "fields"):
+        if given[name] is not None and name not in _USED[kind]:
             raise ValueError(f"--{name.replace('_', '-')} does not apply to {args.source}, which is read in the format {kind}")
     skip, name = args.skip_damaged, args.env_name
     if kind == "minari":
@@ -255,21 +253,18 @@ def export_(args: Namespace) -> int:
     for i in chosen:
         if view.obs_space(i) is not obs_space:
             check_same_spaces(view.path(i), view.obs_space(i), view.action_spec(i), obs_space, spec.space, view.path(chosen[0]))
-    steps, about, pieces = int(view.lengths[chosen].sum()), f"recorded by amago in {view.env_name(chosen[0])}", 0
-    with tqdm(total=steps, unit="step", unit_scale=True, desc="export", disable=args.quiet or None) as bar:
+    about, pieces = f"recorded by amago in {view.env_name(chosen[0])}", 0
 
-        def exported(traj: StoredTraj) -> None:
-            nonlocal pieces
-            pieces += traj.start_time > 0
-            bar.update(len(traj))
+    def exported(traj: StoredTraj) -> None:
+        nonlocal pieces
+        pieces += traj.start_time > 0
 
-        trajs = map(view.read, chosen)
-        if args.to == "parquet":
-            count = export_parquet(
-                trajs, obs_space, spec, Path(args.dataset).expanduser(), view.schema(chosen[0]).extras, exported
-            )
-        else:
-            count = export(trajs, obs_space, spec, args.dataset, about, exported)
+    trajs = tqdm(map(view.read, chosen), "export", len(chosen), unit="trajectory", disable=args.quiet or None)
+    if args.to == "parquet":
+        extras = view.schema(chosen[0]).extras
+        count = export_parquet(trajs, obs_space, spec, Path(args.dataset).expanduser(), extras, exported)
+    else:
+        count = export(trajs, obs_space, spec, args.dataset, about, exported)
     print(f"exported {count:,} episodes as the {args.to.capitalize()} dataset {args.dataset}")
     if pieces and args.to == "minari":
         reason = "the rollout was saved in pieces, and each piece became an episode"
@@ -300,19 +295,15 @@ def info(args: Namespace) -> int:
     for x in view.schema(0).extras:
         print(f"  extra field   {x.name!r}: {x.shape} {x.dtype}, rows {x.rows}")
     print(f"  actions       {view.action_spec(0).space}")
-    read = np.unique(np.linspace(0, len(view) - 1, min(_MANY, len(view))).astype(int))
     found: dict[str, list[tuple[float, bool]]] = {}
-    for i in read.tolist():
+    for i in range(len(view)):
         traj = view.read(i, keys=())
         found.setdefault(traj.env_name, []).append((float(traj.rews.sum()), bool(traj.dones[-1, 0])))
-    if len(read) < len(view):
-        print(f"  The returns below are those of {len(read):,} trajectories, evenly spaced over the buffer.")
     for name, rows in sorted(found.items()):
-        returns = np.array([r for r, _ in rows])
-        ended = np.mean([d for _, d in rows])
+        returns, ended = np.array(rows).T
         print(
             f"  {name or '(no name)'}: {len(rows):,} trajectories, return {returns.mean():.4g} "
-            f"({returns.min():.4g} to {returns.max():.4g}), {ended:.0%} terminated"
+            f"({returns.min():.4g} to {returns.max():.4g}), {ended.mean():.0%} terminated"
         )
     return 0
 
@@ -338,10 +329,8 @@ def head(args: Namespace) -> int:
 
 
 def _short(a: np.ndarray) -> str:
-    """At most eight numbers of an array."""
-    flat = np.asarray(a).reshape(-1)
-    text = " ".join(f"{x:.4g}" for x in flat[:8].tolist())
-    return f"[{text}{f' ... {flat.size} numbers' if flat.size > 8 else ''}]"
+    """At most eight numbers of an array, the first and the last ones."""
+    return np.array2string(np.ravel(a), max_line_width=200, precision=4, threshold=8, edgeitems=4)
 
 
 def verify(args: Namespace) -> int:

@@ -29,11 +29,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     add = parser.add_argument
     add("run", help="run directory (its latest policy), or one of its checkpoints")
-    add("--out", type=Path, default=None, metavar="DIR", help="the directory to write; if not given, RUN/card")
+    add("--out", type=Path, metavar="DIR", help="the directory to write; if not given, RUN/card")
     add("--overwrite", action="store_true", help="replace an earlier card there")
-    add("--name", default=None, help="of the agent; if not given, that of the run")
+    add("--name", help="of the agent; if not given, that of the run")
     licence = "under which others may use the agent, as the Hub names it: mit, cc-by-4.0, ..."
-    add("--license", default=None, metavar="ID", help=licence)
+    add("--license", metavar="ID", help=licence)
     add_playing_arguments(parser, episodes=100)
     add("--no_video", "--no-video", action="store_true", help="film nothing")
 
@@ -90,7 +90,7 @@ def add_push_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("directory", type=Path, metavar="DIR", help="directory of the card, or of the Parquet files")
     parser.add_argument("repository", metavar="USER/NAME", help="repository, which is created if there is none")
     parser.add_argument("--private", action="store_true", help="a new repository is seen by its owners alone")
-    parser.add_argument("--message", default=None, help="of the commit")
+    parser.add_argument("--message", help="of the commit")
 
 
 def push(args: Namespace) -> int:
@@ -104,8 +104,8 @@ def add_pull_arguments(parser: ArgumentParser) -> None:
         "files of a card are fetched, none of which can hold a pickled object. Example: amago pull USER/demo --out demo"
     )
     parser.add_argument("repository", metavar="USER/NAME", help="repository")
-    parser.add_argument("--out", type=Path, default=None, metavar="DIR", help="directory to write; if not given, NAME")
-    parser.add_argument("--revision", default=None, help="branch, tag or commit; if not given, the newest")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="directory to write; if not given, NAME")
+    parser.add_argument("--revision", help="branch, tag or commit; if not given, the newest")
 
 
 def pull(args: Namespace) -> int:

@@ -22,7 +22,7 @@ from amago.run.callbacks import Callback, Run
 from amago.run.evaluate import AVERAGE_RETURN
 from amago.run.plots import plot_adaptation, read_metrics
 from amago.run.rundir import SETTINGS_YAML
-from amago.run.settings import PROGRESS
+from amago.run.settings import PROGRESS, unwritable
 
 SIZE, ATTEMPTS, STEPS = 3, 6, 9
 HORIZON = ATTEMPTS * STEPS
@@ -105,12 +105,10 @@ def train_and_test(out: Path, traj_encoder: str, args: Namespace) -> tuple[dict[
 
 
 def run(args: Namespace) -> int:
-    try:
-        args.out.mkdir(parents=True, exist_ok=True)
-    except OSError as err:
-        raise ValueError(f"--out is for the runs of the demo and its picture, but it cannot be written to: {err}") from err
-    shutil.rmtree(args.out / "transformer", ignore_errors=True)
-    shutil.rmtree(args.out / "ff", ignore_errors=True)
+    for problem in unwritable("--out", args.out, "the runs of the demo and its picture"):
+        raise ValueError(problem)
+    for earlier in ("transformer", "ff"):
+        shutil.rmtree(args.out / earlier, ignore_errors=True)
     agents = {"Transformer": "transformer"} | ({"no memory (FF)": "ff"} if args.compare else {})
     curves, attempts = {}, {}
     began = time.monotonic()

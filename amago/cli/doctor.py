@@ -101,7 +101,7 @@ def _disk(place: Path) -> Finding:
 
 def _extra(name: str) -> Finding:
     lacks = missing(name)
-    words = f"{EXTRAS[name]}: {', '.join(what for what, _ in lacks)}" if lacks else EXTRAS[name]
+    words = ": ".join(filter(None, (EXTRAS[name], ", ".join(what for what, _ in lacks))))
     return name, "PROBLEM" if lacks else "ok", words, "; ".join(dict.fromkeys(command for _, command in lacks))
 
 
@@ -137,10 +137,9 @@ def _record(run_dir: Path) -> dict[str, Any]:
 def _compare(first: Path, second: Path) -> int:
     """Print the settings in which two runs differ, "name: value -> value"."""
     before, now = _comparable(_record(first)), _comparable(_record(second))
-    pairs = {name: (before.get(name, "(none)"), now.get(name, "(none)")) for name in (before | now)}
-    differing = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-    for name, (a, b) in differing.items():
-        print(f"{name}: {format_value(a)} -> {format_value(b)}")
+    differing = [name for name in before | now if before.get(name, "(none)") != now.get(name, "(none)")]
+    for name in differing:
+        print(f"{name}: {format_value(before.get(name, '(none)'))} -> {format_value(now.get(name, '(none)'))}")
     return 1 if differing else 0
 
 
@@ -150,10 +149,8 @@ def _comparable(record: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"experiment": record["experiment"]}
     for name, value in fields.items():
         found |= {} if name in _OF_EVERY_RUN else flatten(value, name)
-    for field, whole in (("dset_root", "ckpt_base_dir"), ("dset_name", "run_name")):
-        for name in (field, f"dataset.{field}"):
-            if found.get(name) == fields[whole]:
-                found[name] = f"({whole})"
+    for name, whole in (("dset_root", "ckpt_base_dir"), ("dset_name", "run_name")):
+        found |= {own: f"({whole})" for own in (name, f"dataset.{name}") if found.get(own) == fields[whole]}
     found |= {k: v for k, v in record["parameters"].items() if k not in record["unused"]}
     for part in ("versions", "git", "machine"):
         found |= flatten(record["starts"][-1][part], part)

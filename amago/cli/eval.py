@@ -46,31 +46,31 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--json", action="store_true", help="print the result as JSON: returns of each rollout, intervals, attempts"
     )
     film = parser.add_argument_group("video").add_argument
-    film("--video", type=Path, default=None, metavar="FILE", help="film one rollout as .mp4 or .gif, beside the evaluation")
+    film("--video", type=Path, metavar="FILE", help="film one rollout as .mp4 or .gif, beside the evaluation")
     film("--tensorboard", action="store_true", help="log the video to TensorBoard, as in runs that log there anyway")
     film("--log", action="store_true", help="log the video to Weights & Biases (AMAGO_WANDB_PROJECT, AMAGO_WANDB_ENTITY)")
     memory = parser.add_argument_group("memory").add_argument
     study = "find out whether memory is used, and what for: play the same tasks with more and with less of the past in sight"
     memory("--memory", action="store_true", help=study)
     lengths = "lengths of the past to try, in steps; if not given, powers of two"
-    memory("--contexts", type=at_least(1), nargs="+", default=None, metavar="N", help=lengths)
-    memory("--picture", type=Path, default=None, metavar="FILE", help="where to draw it; if not given, RUN/memory.png")
+    memory("--contexts", type=at_least(1), nargs="+", metavar="N", help=lengths)
+    memory("--picture", type=Path, metavar="FILE", help="where to draw it; if not given, RUN/memory.png")
 
 
 def add_playing_arguments(parser: ArgumentParser, episodes: int) -> None:
     """Add the arguments for playing rollouts; ``episodes`` is the default of their number."""
     add = parser.add_argument
-    add("--env", default=None, help=f"{ENVIRONMENT}; if not given, the one that it was trained on")
+    add("--env", help=f"{ENVIRONMENT}; if not given, the one that it was trained on")
     horizon = "truncate rollouts after this many steps; if not given, as in training"
-    add("--horizon", type=whole_number, default=None, help=horizon)
+    add("--horizon", type=whole_number, help=horizon)
     add("--episodes", type=at_least(1), default=episodes, help="rollouts to evaluate")
     add("--actors", type=at_least(1), default=8, help="number of environments that run in parallel")
     add("--greedy", action="store_true", help="take the mode of the policy instead of sampling from it")
-    add("--gamma", type=float, default=None, help="discount whose policy acts, such as 0.9; if not given, that of rollouts")
+    add("--gamma", type=float, help="discount whose policy acts, such as 0.9; if not given, that of rollouts")
     add("--modules", nargs="+", default=[], help="your own modules that the agent's classes come from; they are imported")
     add("--device", default="cpu", help="where the networks compute, such as cuda:0")
     seed = "seed of the environments and the policy; if not given, a new one is drawn"
-    add("--seed", type=whole_number, default=None, help=seed)
+    add("--seed", type=whole_number, help=seed)
 
 
 def run(args: Namespace) -> int:
@@ -90,8 +90,6 @@ def _check_options(args: Namespace) -> None:
     """Refuse options that contradict each other, and output that cannot be written or shown, before anything is played."""
     if args.json and (args.memory or args.video is not None):
         raise ValueError("--json is for an evaluation alone: leave --memory and --video out")
-    if args.memory and args.episodes < 2:
-        raise ValueError(f"--episodes must be at least 2 with --memory, since an interval needs two, got {args.episodes}")
     if args.render:
         if args.memory:
             raise ValueError("--render shows one evaluation in a window, and --memory plays many: leave one of them out")
@@ -133,13 +131,11 @@ def evaluate_policy(
 
     ``episodes`` rollouts (fewer if not as many end), of at most ``actors`` environments side by side; a ``seed`` of None is random.
     """
-    actors = min(actors, episodes)
     with closing(make_env()) as env:
         rows = env.batched_envs
-        actors = rows if rows > 1 else actors
+        mode, actors = ("already_vectorized", rows) if rows > 1 else ("sync", min(actors, episodes))
         steps = make_env.steps_of(env, -(-episodes // actors))
-    mode, copies = ("already_vectorized", 1) if rows > 1 else ("sync", actors)
-    pool = make_pool([lambda: make_env(render_mode)] * copies, env_mode=mode, parallel_actors=actors, seed=seed)
+    pool = make_pool(lambda: make_env(render_mode), env_mode=mode, parallel_actors=actors, seed=seed)
     options: dict[str, Any] = {"sample": policy.sample, "device": str(policy.device), "seed": seed, "progress": progress}
     try:
         with running():
@@ -174,7 +170,7 @@ def _study_memory(args: Namespace, policy: Policy, make_env: GymEnv, picture: Pa
     print(f"\nMemory in {study.name}: {rollouts}\n{table(study)}\n")
     print("\n".join(fit_width(line, hang=0) for line in conclusion(study)))
     if study.attention is not None:
-        print(f"\n{attention_table(study)}\n")
+        print(f"\n{attention_table(study.attention)}\n")
     print(f"picture: {plot_memory(study, picture)}")
 
 

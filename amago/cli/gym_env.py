@@ -159,7 +159,7 @@ def parse_space(text: str, shape: tuple[int, ...] = (1,)) -> gym.Space:
     and shows the right form.
     """
     text = text.strip()
-    kind = next((kind for kind in _FORMS if text.startswith(kind)), "")
+    kind = re.match("[a-z]*", text)[0]  # type: ignore[index]
     inside = text.removeprefix(kind).strip()
     refusal = ValueError(
         f"{text[:200]!r} is not an action space: write {_FORMS.get(kind, SPACE_KINDS)}; at most {_MOST_NUMBERS:,} numbers"
@@ -173,26 +173,40 @@ def parse_space(text: str, shape: tuple[int, ...] = (1,)) -> gym.Space:
         if kind == "tuple":
             return gym.spaces.Tuple(map(parse_space, parts))
         return gym.spaces.Dict([(name, parse_space(part.partition("=")[2])) for name, part in zip(names, parts)])
-    words = inside[1:].split(",") if inside else []
+    if kind not in _FORMS or inside[:1] not in ("", ":"):
+        raise refusal
     try:
-        if kind in ("box", "bits"):
-            numbers, sizes = ([float(w) for w in words[:2]], words[2:]) if kind == "box" else ([], words)
-            shape = tuple(map(int, sizes[0].split("x"))) if sizes else shape
-            if len(sizes) < 2 and min(shape, default=1) > 0 and prod(shape) <= _MOST_NUMBERS and inside[:1] in ("", ":"):
-                if kind == "bits":
-                    return gym.spaces.MultiBinary(shape if len(shape) > 1 else prod(shape))
-                low, high = np.array(numbers, np.float32)
-                if np.isfinite([low, high]).all() and low < high:
-                    return gym.spaces.Box(low, high, shape=shape, dtype=np.float32)
-        sizes_of = [int(word) for word in words]
-        if kind and sizes_of and min(sizes_of) > 0 and max(sizes_of) <= _MOST_NUMBERS and inside.startswith(":"):
-            if kind == "multidiscrete":
-                return gym.spaces.MultiDiscrete(sizes_of)
-            if kind == "discrete" and len(sizes_of) == 1:
-                return gym.spaces.Discrete(sizes_of[0])
+        return _flat_space(kind, inside[1:].split(",") if inside else [], shape)
     except ValueError:
         raise refusal from None
-    raise refusal
+
+
+def _flat_space(kind: str, words: list[str], shape: tuple[int, ...]) -> gym.Space:
+    """A space that is neither tuple nor dict, from the words after its kind; ValueError if they are no such numbers."""
+    if kind in ("discrete", "multidiscrete"):
+        counts = _counts(words)
+        if kind == "multidiscrete":
+            return gym.spaces.MultiDiscrete(counts)
+        (count,) = counts
+        return gym.spaces.Discrete(count)
+    bounds, sizes = (words[:2], words[2:]) if kind == "box" else (["0", "1"], words)
+    if sizes:
+        (size,) = sizes
+        shape = tuple(_counts(size.split("x")))
+    low, high = np.array(bounds, np.float32)
+    if not 0 < prod(shape) <= _MOST_NUMBERS or not -np.inf < low < high < np.inf:
+        raise ValueError
+    if kind == "bits":
+        return gym.spaces.MultiBinary(shape if len(shape) > 1 else prod(shape))
+    return gym.spaces.Box(low, high, shape, np.float32)
+
+
+def _counts(words: list[str]) -> list[int]:
+    """Numbers of 1 and more, at least one."""
+    counts = [int(word) for word in words]
+    if not counts or min(counts) < 1 or max(counts) > _MOST_NUMBERS:
+        raise ValueError
+    return counts
 
 
 def _split(inside: str) -> list[str]:

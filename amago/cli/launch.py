@@ -23,13 +23,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     add = parser.add_argument
     collectors = "processes that act, each with all of the script's actors: on this machine, or with --ray on its nodes (default with --bus: 0)"
-    add("--collectors", type=int, default=None, help=collectors)
+    add("--collectors", type=int, help=collectors)
     add("--learners", type=int, default=1, help="processes that train together")
     limits = (
         "updates per environment step: collectors pause below MIN, the learner waits at MAX; either may be left out, ':' is no limit "
         "(default: from half to twice the ratio of the script in one process)"
     )
-    add("--updates-per-step", type=_limits, default=None, metavar="MIN:MAX", help=limits)
+    add("--updates-per-step", type=_limits, metavar="MIN:MAX", help=limits)
     bus = (
         "directory or URL (s3://bucket/run, sftp://host/path) through which collectors on other machines deliver; there, start "
         "amago collect --bus URL --collectors N SCRIPT"
@@ -116,7 +116,7 @@ def add_collect_arguments(parser: ArgumentParser) -> None:
     node = (
         "directory of your own for what is not delivered yet, best on the machine's own disk (default: ~/.cache/amago/collect)"
     )
-    parser.add_argument("--node-dir", type=Path, default=None, metavar="DIR", help=node)
+    parser.add_argument("--node-dir", type=Path, metavar="DIR", help=node)
     add_shared_arguments(parser)
 
 

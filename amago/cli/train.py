@@ -37,7 +37,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     env.required = False  # with --from
     cli_utils.add_common_cli(parser)
     horizon = f"truncate rollouts after this many steps; if not given, at the environment's limit, and after {LIMIT} steps if it has none"
-    parser.add_argument("--horizon", type=cli_utils.whole_number, default=None, help=horizon)
+    parser.add_argument("--horizon", type=cli_utils.whole_number, help=horizon)
     memory = (
         "auto: none for Gymnasium's own environments with vectors as observations, which are their whole state; else a gru where observations "
         "change little from step to step, or a transformer"

@@ -17,8 +17,9 @@ import torch
 from amago import cli_utils, config
 from amago.cli import train
 from amago.cli.gym_env import eval_command
+from amago.cli_utils.arguments import at_least
 from amago.cli_utils.scripts import running
-from amago.cli_utils.settings import record_settings, set_arguments
+from amago.cli_utils.settings import OF_ONE_RUN, record_settings, set_arguments
 from amago.describe import text_table
 from amago.envs.pool.subprocess import usable_cores
 from amago.registry import require
@@ -35,10 +36,8 @@ if TYPE_CHECKING:
 SHOWN = 10
 REPEATS = 100
 """Settings that a process draws again, and does not train again, before it takes the space for exhausted."""
-_NOT_TUNED = {
-    "run_name", "buffer_dir", "ckpt_base_dir", "resume", "overwrite", "ckpt", "mode", "trials", "configs", "dataset", "callbacks", "env",
-    "make_train_env", "make_val_env", "init_from", "share_buffer", "dset_root", "dset_name", "epochs", "progress", "quiet", "seed", "seeds",
-    "processes", "sweep",
+_NOT_TUNED = OF_ONE_RUN | {
+    "ckpt_base_dir", "dataset", "callbacks", "env", "make_train_env", "make_val_env", "init_from", "dset_root", "dset_name", "epochs", "seed", "sweep",
 }  # fmt: skip
 
 
@@ -57,9 +56,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         f"NAME: an argument of amago train, a field of amago.Experiment, or a name such as agent.gamma. KIND(...): {kinds}. Lists of values "
         "do without: agent.gamma=0.9,0.99"
     )
-    add("--space", nargs="+", action="extend", default=None, metavar="NAME=KIND(...)", help=space)
+    add("--space", nargs="+", action="extend", metavar="NAME=KIND(...)", help=space)
     trials = "settings to try, over all processes and restarts, each with --seeds seeds"
-    add("--trials", type=cli_utils.whole_number, default=20, help=trials)
+    add("--trials", type=at_least(1), default=20, help=trials)
     add("--grid", action="store_true", help="try every combination of choices and whole numbers, once, in place of --trials")
     add("--metric", default=AVERAGE_RETURN, help="metric of the evaluations")
     direction = "which values of the metric are better"
@@ -73,8 +72,6 @@ def run(args: Namespace) -> int:
             "amago tune takes none of --ckpt, --resume, --overwrite and --mode: the same command again continues the study; a new one "
             "needs another --run_name"
         )
-    if args.trials < 1:
-        raise ValueError(f"--trials must be at least 1, got {args.trials}")
     study = Study(args)  # checks the space, and creates the study before other processes look for it
     context = mp.get_context("spawn")
     others: list[SpawnProcess] = [context.Process(target=_work, args=(args,)) for _ in range(args.processes - 1)]
@@ -308,13 +305,12 @@ class Study:
         sign = 1 if self.args.direction == "maximize" else -1
         found = [(Estimate.of([t.values[0] for t in group]), group) for group in groups.values()]
         found.sort(key=lambda pair: (len(pair[1]), sign * pair[0].mean), reverse=True)  # few seeds may be lucky ones
-        several = max(len(group) for _, group in found) > 1
-        heads, rows = ["trial", self.args.metric, *(["95% interval", "seeds"] if several else []), *names], []
+        rows = []
         for mean, group in found[:SHOWN]:
-            spread = [f"{_format(mean.low)} to {_format(mean.high)}", str(len(group))] if several else []
-            rows.append(
-                [_run_of(group[0]), _format(mean.mean), *spread, *(_format(group[0].params.get(name)) for name in names)]
-            )
+            spread = f"{_format(mean.low)} to {_format(mean.high)}" if len(group) > 1 else ""
+            values = [_format(group[0].params.get(name)) for name in names]
+            rows.append([_run_of(group[0]), _format(mean.mean), spread, str(len(group)), *values])
+        heads = ["trial", self.args.metric, "95% interval", "seeds", *names]
         best, args = self.directory / _run_of(found[0][1][0]), self.args
         words = ["--from", best, "--buffer_dir", args.buffer_dir, "--run_name", f"{args.run_name}_best"]
         return "\n".join(

@@ -3,7 +3,6 @@
 from amago.cli_utils.arguments import (
     add_common_cli,
     add_pixel_cli,
-    also_known_as,
     dataset_limits_from_cli,
     experiment_fields_from_cli,
     part_name,
@@ -45,7 +44,7 @@ from amago.config import reset_config
 
 __all__ = [
     "ACTORS", "AGENTS", "CNNS", "CRITICS", "DISTRIBUTIONS", "EXPLORATION", "TRAJ_ENCODERS", "TSTEP_ENCODERS", "add_common_cli",
-    "add_pixel_cli", "also_known_as", "create_experiment_from_cli", "dataset_limits_from_cli", "default_tstep_encoder", "evaluate_after_training",
+    "add_pixel_cli", "create_experiment_from_cli", "dataset_limits_from_cli", "default_tstep_encoder", "evaluate_after_training",
     "experiment_fields_from_cli", "main", "make_experiment_collect_only", "make_experiment_learn_only", "parse_args", "part_name", "register",
     "reset_config", "resume_point", "run_trials", "switch_actor", "switch_agent", "switch_async_mode", "switch_critic",
     "switch_exploration", "switch_step_encoder", "switch_traj_encoder", "switch_tstep_encoder", "use_config", "whole_number",

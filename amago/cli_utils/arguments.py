@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 from argparse import (
@@ -14,6 +13,7 @@ from argparse import (
     Namespace,
 )
 from collections.abc import Callable
+from decimal import Decimal
 from math import inf
 from typing import Any
 
@@ -43,15 +43,13 @@ BUFFER_STEPS = 1_000_000
 
 def whole_number(text: str) -> int:
     """The type of a whole-number argument: "80_000", "80000" or "8e4" -> 80000."""
-    with contextlib.suppress(ValueError):
-        return int(text)
     try:
-        value = float(text)
-    except ValueError:
-        raise ArgumentTypeError(f"{text!r} is not a number") from None
-    if not value.is_integer():
-        raise ArgumentTypeError(f"{text!r} is not a whole number")
-    return int(value)
+        value = Decimal(text)
+        if value == int(value):
+            return int(value)
+    except (ArithmeticError, ValueError):
+        pass
+    raise ArgumentTypeError(f"{text!r} is not a whole number")
 
 
 def at_least(least: int) -> Callable[[str], int]:
@@ -99,15 +97,6 @@ class _Spellings(list[str]):
         super().remove(spelling)
         self.action.default = self.action.help = SUPPRESS
         self.action.required = False
-
-
-def also_known_as(parser: ArgumentParser, name: str, flag: str) -> None:
-    """Let ``flag`` set the argument ``name`` of `add_common_cli`, under the name that a script had before."""
-    action = next(a for a in parser._actions if a.dest == name)
-    options = {"type": action.type, "choices": action.choices, "default": action.default, "help": f"the same as --{name}"}
-    parser.add_argument(
-        flag, dest=name, action=_Together, dests=action.dests if isinstance(action, _Together) else (), **options
-    )
 
 
 def part_name(kind: str) -> Callable[[str], str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Iterable, Mapping, MutableMapping
 from contextlib import suppress
@@ -115,9 +114,7 @@ def _chosen(kind: str, arch: Any) -> Any:
     if callable(arch):  # a class, or what makes one's objects
         return arch
     if arch not in known:
-        near = difflib.get_close_matches(str(arch), known, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"{kind} must be one of {', '.join(sorted(known))} or a class, got {arch!r}{hint}")
+        raise ValueError(f"{kind} must be one of {', '.join(sorted(known))} or a class, got {arch!r}")
     return known[arch]
 
 

@@ -24,10 +24,11 @@ _ARGUMENT_OF = {
     "val_timesteps_per_epoch": "eval_timesteps", "total_steps": "steps",
 }  # fmt: skip
 """Arguments, by the fields of `amago.Experiment` of another name that they set."""
-_OF_ONE_RUN = {
+OF_ONE_RUN = {
     "run_name", "buffer_dir", "ckpt", "resume", "overwrite", "share_buffer", "mode", "trials", "seeds", "processes", "collectors", "learners", "bus",
     "ray", "quiet", "progress", "no_log", "command", "words", "configs", "env_of_run",
 }  # fmt: skip
+"""Arguments of a program that are no settings: another run has others."""
 
 
 class Sweep(list[Any]):
@@ -169,7 +170,7 @@ def record_settings(experiment: Experiment, args: Namespace) -> None:
     Values that are neither numbers, texts nor lists are left out."""
     if not (experiment.learns and experiment.rundir.is_open and experiment.accelerator.is_main_process):
         return
-    of_args = {k: v for k, v in vars(args).items() if k not in _OF_ONE_RUN and not k.startswith("common_")}
+    of_args = {k: v for k, v in vars(args).items() if k not in OF_ONE_RUN and not k.startswith("common_")}
     kept = {
         k: v for k, v in of_args.items() if (type(v) in (int, float, str, list) and v not in (math.inf, "", [])) or v is True
     }

@@ -96,10 +96,7 @@ class Policy:
         hidden = self._row(row)
         if memory.previous.shape != self._prev[row].shape:
             raise ValueError(f"the memory holds an action of {memory.previous.shape}, the agent's are {self._prev[row].shape}")
-        if hidden is None:
-            self._memory = copy.deepcopy(memory.hidden)
-        else:
-            _fill(hidden, memory.hidden)
+        _fill(hidden, memory.hidden)
         self._prev[row], self._time[row, 0] = memory.previous, memory.time
 
     def _row(self, row: int) -> Any:
@@ -214,13 +211,10 @@ class Policy:
         """One value a row, (B, 1), of an array (B,), (B, 1) or one number."""
         n = self.num_envs or 1
         try:
-            array = np.asarray(value, dtype)
+            return np.broadcast_to(np.asarray(value, dtype).reshape(-1, 1), (n, 1)).copy()
         except (TypeError, ValueError):
-            array = None
-        if array is None or array.size not in (1, n):
             what = f"one value for each of {n} environments" if self.num_envs else "one number"
-            raise ValueError(f"{name} is {value!r}, it must be {what}")
-        return np.broadcast_to(array.reshape(-1, 1), (n, 1)).copy()
+            raise ValueError(f"{name} is {value!r}, it must be {what}") from None
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array.copy()).to(self.device)

@@ -215,16 +215,10 @@ def _header(title: str, results: Results, licence: str | None) -> ModelCardData:
 
 def _about_agent(description: Mapping[str, Any], settings: dict[str, Any] | None, run_dir: Path | None) -> dict[str, str]:
     """The table about the agent."""
-    rows = {
-        part.replace("_", " "): _code(description[part].replace(":", "."))
-        for part in ("agent", "tstep_encoder", "traj_encoder")
-    }
+    spaces = description.get("raw_observation_space") or description["observation_space"], description["action_space"]
+    rows = {p.replace("_", " "): _code(description[p].replace(":", ".")) for p in ("agent", "tstep_encoder", "traj_encoder")}
     rows["context in training, steps"] = str(description["max_seq_len"])
-    seen = description.get("raw_observation_space") or description["observation_space"]
-    rows |= {
-        "observations": _code(str(from_description(seen))),
-        "actions": _code(str(from_description(description["action_space"]))),
-    }
+    rows |= {name: _code(str(from_description(space))) for name, space in zip(("observations", "actions"), spaces)}
     if run_dir is not None and (run_dir / "metrics.jsonl").is_file() and (log := read_metrics(run_dir)):
         steps, updates, seconds = (max(row[name] for row in log) for name in ("env_steps", "grad_steps", "wall_time"))
         rows |= {"environment steps": f"{steps:,.0f}", "updates": f"{updates:,.0f}", "training, hours": f"{seconds / 3600:.2f}"}

@@ -12,13 +12,13 @@ import json
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import gymnasium as gym
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
@@ -78,12 +78,7 @@ class StepModel(nn.Module):
         self.gamma = round(float(agent.gammas[self.gamma_idx]), 6)
         self._leaves = list(_leaves_of(agent.action_spec))
         for i, (_, leaf, _) in enumerate(self._leaves):
-            space = leaf.space
-            if isinstance(space, gym.spaces.Box):
-                self.register_buffer(f"low_{i}", torch.from_numpy(space.low.reshape(-1).astype(np.float64)))
-                self.register_buffer(f"high_{i}", torch.from_numpy(space.high.reshape(-1).astype(np.float64)))
-            elif isinstance(space, gym.spaces.MultiDiscrete):
-                self.register_buffer(f"start_{i}", torch.from_numpy(space.start.reshape(-1).astype(np.int64)))
+            self.register_buffer(f"leaf_{i}", torch.from_numpy(_affine(leaf)))
 
     def init_memory(self, batch_size: int) -> Tensors:
         """The memory of ``batch_size`` environments at the start of a rollout; names and shapes depend on the sequence model."""
@@ -140,17 +135,13 @@ class StepModel(nn.Module):
         return torch.cat(columns, dim=1)
 
     def _leaf_to_env(self, i: int, stored: Tensor) -> Tensor:
+        """Stored columns (B, S) of a leaf in the environment's form, (B, ...)."""
         space = self._leaves[i][1].space
-        shape, dtype = space.shape or (), torch.from_numpy(np.zeros(0, space.dtype)).dtype
-        if isinstance(space, gym.spaces.Discrete):
-            return stored[:, 0].to(torch.int64) + int(space.start)
-        if isinstance(space, gym.spaces.MultiDiscrete):
-            return (stored.to(torch.int64) + self.get_buffer(f"start_{i}")).to(dtype).reshape(-1, *shape)
-        if isinstance(space, gym.spaces.MultiBinary):
-            return stored.to(dtype).reshape(-1, *shape)
-        low, high = self.get_buffer(f"low_{i}"), self.get_buffer(f"high_{i}")
-        scaled = low + (stored.clamp(-1.0, 1.0).double() + 1.0) * 0.5 * (high - low)
-        return torch.minimum(torch.maximum(scaled, low), high).to(dtype).reshape(-1, *shape)
+        offset, scale, low, high = self.get_buffer(f"leaf_{i}")
+        dtype = torch.from_numpy(np.zeros(0, space.dtype)).dtype
+        values = offset + scale * stored.double()
+        values = torch.minimum(torch.maximum(values, low), high)
+        return (values if dtype.is_floating_point else values.round()).to(dtype).reshape(-1, *(space.shape or ()))
 
     def example(self, batch_size: int) -> tuple[Tensors, Tensor, Tensor, Tensors]:
         """Arguments of `forward`: zeros, for the first step of a rollout."""
@@ -160,10 +151,9 @@ class StepModel(nn.Module):
 
     def batch_axes(self) -> tuple[dict[str, int], int, int, dict[str, int]]:
         """The axis of each argument of `forward` that has size B, in the structure of `example`."""
-        two, three = self.init_memory(2), self.init_memory(3)
-        axes = {}
-        for name, tensor in two.items():
-            differ = [i for i, (a, b) in enumerate(zip(tensor.shape, three[name].shape, strict=True)) if a != b]
+        axes, three = {}, self.init_memory(3)
+        for name, tensor in self.init_memory(2).items():
+            differ = [i for i, (a, b) in enumerate(zip(tensor.shape, three[name].shape)) if a != b]
             if len(differ) != 1:
                 raise ValueError(
                     f"the hidden state {name!r} of {type(self.traj_encoder).__name__} has no dimension that counts environments"
@@ -190,6 +180,16 @@ def _leaves_of(spec: ActionSpec, name: str = "", start: int = 0) -> Iterator[tup
         return
     for key, child, at in spec.children:
         yield from _leaves_of(child, f"{name}/{key}" if name else str(key), start + at.start)
+
+
+def _affine(spec: ActionSpec) -> NDArray[np.float64]:
+    """The offset, scale, low and high (4, S) that make actions of a space, neither Tuple nor Dict, from their stored form."""
+    space = spec.space
+    if isinstance(space, gym.spaces.Box):
+        low, high = (bound.reshape(-1).astype(np.float64) for bound in (space.low, space.high))
+        return np.stack([(low + high) / 2, (high - low) / 2, low, high])
+    start = np.reshape(getattr(space, "start", 0), -1)
+    return np.stack(np.broadcast_arrays(np.zeros(spec.stored_dim) + start, 1.0, -np.inf, np.inf))
 
 
 def _parameters(policy: ActionDistribution, vec: Tensor) -> Tensors:
@@ -246,7 +246,10 @@ def export_policy(agent: BaseAgent, path: str | Path) -> Path:
         require(name, "export", "writing ONNX")
     step = StepModel(agent)
     _compare(step, agent)
-    with torch.no_grad(), _quiet():
+    # of PyTorch's exporters, such as "torchvision is not installed", which a user cannot act on
+    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         content = _onnx(step) if path.suffix == ".onnx" else _pt2(step)
     atomic_write(path, lambda tmp: tmp.write_bytes(content))
     return path
@@ -286,27 +289,8 @@ def _onnx(step: StepModel) -> bytes:
     )
     assert exported is not None
     model = exported.model_proto
-    entry = model.metadata_props.add()
-    entry.key, entry.value = METADATA, _description(step)
-    content: bytes = model.SerializeToString()
-    return content
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence warnings of PyTorch's exporters that a user cannot act on."""
-    chatty = logging.getLogger("torch.onnx._internal.exporter._registration")  # "torchvision is not installed"
-    level = chatty.level
-    chatty.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            for category in (DeprecationWarning, FutureWarning):
-                warnings.simplefilter("ignore", category)
-            # torch.nn.GRU assigns its list of weights while it is traced
-            warnings.filterwarnings("ignore", r"The tensor attributes? .* assigned during export")
-            yield
-    finally:
-        chatty.setLevel(level)
+    model.metadata_props.add(key=METADATA, value=_description(step))
+    return model.SerializeToString()  # type: ignore[no-any-return]
 
 
 @torch.no_grad()
@@ -320,11 +304,10 @@ def _compare(step: StepModel, agent: BaseAgent, steps: int = 4) -> None:
         for t in range(steps):
             rows = [space.sample(), space.sample()]
             obs = {k: torch.from_numpy(np.stack([row[k] for row in rows])) for k in sorted(space.spaces)}
-            time_idx, prev = (mine[k] * (t > 0) for k in ("time_idx", "prev_action"))
-            rl2s = rl2_tensor(reward[:, None], prev)
-            stored, theirs = agent.get_actions(
-                {k: v.to(device) for k, v in obs.items()}, rl2s.to(device), time_idx[:, None].to(device), theirs, sample=False
-            )
+            time_idx = torch.full((2, 1), t, device=device)
+            rl2s = rl2_tensor(reward[:, None], mine["prev_action"]).to(device)
+            seen = {k: v.to(device) for k, v in obs.items()}
+            stored, theirs = agent.get_actions(seen, rl2s, time_idx, theirs, sample=False)
             expected = agent.action_spec.to_vector(stored.cpu().numpy())
             _, _, mine = step(obs, reward, done, mine)
             taken = mine["prev_action"]

@@ -156,10 +156,7 @@ class RecordVideo(Callback):
 
 def _drawing(make_env: Callable[..., Any]) -> AMAGOEnv:
     """Make an environment that draws itself as arrays, if it can."""
-    try:
-        takes_mode = "render_mode" in inspect.signature(make_env).parameters
-    except (TypeError, ValueError):  # a callable whose signature is not known
-        takes_mode = False
+    takes_mode = "render_mode" in inspect.signature(make_env).parameters
     env: AMAGOEnv = make_env(render_mode=MODE) if takes_mode else make_env()
     inner = env.unwrapped
     if inner.render_mode is None and MODE in (inner.metadata.get("render_modes") or ()):

@@ -175,21 +175,23 @@ def adapt_weights(weights: Mapping[str, Tensor], agent: nn.Module) -> dict[str, 
         raise CheckpointError(f"some names occur twice, with and without one of the prefixes {', '.join(WRAPPERS)}")
     own, modules = agent.state_dict(), dict(agent.named_modules())
     tables = {f"{name}.weight" for name, module in modules.items() if isinstance(module, nn.Embedding)}
+    adapted: dict[str, Tensor] = {}
     unknown: dict[str, list[str]] = {}
-    for name in plain:
-        if name not in own and not name.startswith(DERIVED):
+    for name, weight in plain.items():
+        if name in own:
+            adapted[name] = _fitting(weight, own[name]) if name in tables else weight
+        elif not name.startswith(DERIVED):
             parts = name.split(".")
             inside = (".".join(parts[:n]) for n in range(len(parts) - 1, 0, -1))
             unknown.setdefault(next((m for m in inside if m in modules), ""), []).append(name)
-    renamed = {name: _fitting(w, own[name]) if name in tables else w for name, w in plain.items()}
     for module, names in unknown.items():
         missing = [name for name in own if name not in plain and name.startswith(f"{module}.")]
         found = [_fitting(plain[name], own[mine]) if mine in tables else plain[name] for name, mine in zip(names, missing)]
         if module and len(names) == len(missing) and all(w.shape == own[mine].shape for w, mine in zip(found, missing)):
-            for name, mine, tensor in zip(names, missing, found):
-                del renamed[name]
-                renamed[mine] = tensor
-    return {name: w for name, w in renamed.items() if name in own or not name.startswith(DERIVED)}
+            adapted |= zip(missing, found)
+        else:
+            adapted |= {name: plain[name] for name in names}
+    return adapted
 
 
 def _fitting(table: Tensor, own: Tensor) -> Tensor:

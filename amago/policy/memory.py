@@ -270,10 +270,10 @@ def _embedded(
     def tensor(rows: list[NDArray[np.generic]]) -> Tensor:
         return torch.from_numpy(np.stack(rows[first:])).to(device)
 
-    obs = {k: tensor([o[k] for o in steps.obs]) for k in steps.obs[0]}
+    obs, rl2s = {k: tensor([o[k] for o in steps.obs]) for k in steps.obs[0]}, tensor(steps.rl2s)
     with torch.no_grad():
-        embedded = agent.tstep_encoder(obs={k: v[None] for k, v in obs.items()}, rl2s=tensor(steps.rl2s)[None])
-    return obs, embedded, tensor(steps.time_idxs)[None]
+        embedded = agent.tstep_encoder(obs={k: v[None] for k, v in obs.items()}, rl2s=rl2s[None])
+    return obs, embedded, torch.arange(first, first + len(rl2s), device=device)[None, :, None]
 
 
 # ---- in words --------------------------------------------------------------------------------------------------------------
@@ -294,11 +294,8 @@ def table(study: MemoryStudy) -> str:
     return indent(text_table(["memory in sight", "return", "lost by that"], rows), "  ")
 
 
-def attention_table(study: MemoryStudy) -> str:
-    """Entropy and weight by steps back of each head, a line each; empty without a transformer."""
-    found = study.attention
-    if found is None:
-        return ""
+def attention_table(found: Attention) -> str:
+    """Entropy and weight by steps back of each head, a line each."""
     ends = [f"{a}" if b - a == 1 else f"{a}-{b - 1}" for a, b in zip(found.lags, found.lags[1:])] + [f"{found.lags[-1]}-"]
     lines = [
         f"Attention in one rollout: entropy in nats ({found.uniform:.2f}: all steps alike), and weight by steps back",
@@ -395,12 +392,11 @@ def plot_memory(study: MemoryStudy, path: str | Path) -> Path:
     if (found := study.influence) is not None:
         length = found.share.shape[1]
         image = np.where(np.arange(length) <= found.queries[:, None], found.share, np.nan)
-        edges = np.append(found.queries, length) - 0.5
-        drawn = right.pcolormesh(np.arange(length + 1) - 0.5, edges, image, vmin=0.0)
+        box = (-0.5, length - 0.5, length - 0.5, -0.5)
+        drawn = right.imshow(image, vmin=0.0, extent=box, aspect="auto", interpolation="none")
         for end in np.flatnonzero(np.diff(found.attempts)) + 0.5:
             right.axvline(end, color="w", linewidth=0.8, linestyle=":")
             right.axhline(end, color="w", linewidth=0.8, linestyle=":")
-        right.invert_yaxis()
         figure.colorbar(drawn, ax=right, label="share of the gradient's norm")
     right.set(title="Influence of each step on later actions", xlabel="step that was seen", ylabel="step of the action")
     figure.suptitle(f"Memory in {study.name}".replace("$", r"\$"), fontsize=14)

@@ -44,11 +44,10 @@ FULL, THIS_ATTEMPT = View(), View(this_attempt=True)
 
 @dataclass
 class Steps:
-    """Inputs of the policy in one rollout, a row a step: {key: array}, rl2s, time indices."""
+    """Inputs of the policy in one rollout, a row a step: {key: array}, rl2s."""
 
     obs: list[dict[str, Array]] = field(default_factory=list)
     rl2s: list[Array] = field(default_factory=list)
-    time_idxs: list[Array] = field(default_factory=list)
 
 
 @dataclass
@@ -74,8 +73,10 @@ class EpisodeResult:
     def take(self, reward: float, info: dict[str, Any]) -> None:
         """Add a step."""
         self.rewards.append(reward)
-        numbers = {k: v for k, v in info.items() if isinstance(k, str) and k.startswith(AMAGO_ENV_LOG_PREFIX)}
-        found = {k.removeprefix(AMAGO_ENV_LOG_PREFIX).strip(): float(np.mean(v)) for k, v in numbers.items()}
+        found = {
+            name.removeprefix(AMAGO_ENV_LOG_PREFIX).strip(): float(np.mean(value))
+            for name, value in info.items() if isinstance(name, str) and name.startswith(AMAGO_ENV_LOG_PREFIX)
+        }  # fmt: skip
         self.metrics |= found
         if any(_ATTEMPT.search(name) for name in found):
             self.attempt_ends.append(len(self.rewards))
@@ -178,11 +179,10 @@ def _wave(
         obs = {k: np.concatenate([s.obs[k] for s in timesteps]) for k in timesteps[0].obs}
         rl2s = np.concatenate([s.rl2 for s in timesteps])
         times = np.full((len(envs), 1), taken, dtype=np.int64)
-        erased = np.array([bool(r.attempt_ends) and r.attempt_ends[-1] == taken for r in results])
-        if results[0].steps is not None and not results[0].ended:
-            results[0].steps.obs.append({k: v[0] for k, v in obs.items()})
-            results[0].steps.rl2s.append(rl2s[0])
-            results[0].steps.time_idxs.append(times[0])
+        erased = np.array([r.attempt_ends[-1:] == [taken] for r in results])
+        if (kept := results[0].steps) is not None and not results[0].ended:
+            kept.obs.append({k: v[0] for k, v in obs.items()})
+            kept.rl2s.append(rl2s[0])
         with process.own_work():
             actions = policy.act(obs, rl2s, times, erased)
         for i in under_way:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import importlib
 import json
+import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +58,13 @@ def write_policy_spec(run_dir: Path, agent: BaseAgent, raw_observation_space: gy
     """
     spec = describe_agent(agent, raw_observation_space)
     for name, value in config.bindings().items():
-        if not any("<" in found for found in _names_in(spec["bindings"][name])):
-            continue
-        if _is_of_a_policy(name):
-            raise ValueError(
-                f"{name} is bound to {value!r}, which cannot be written to {SPEC_FILE} and loaded again: bind numbers, texts, None, lists "
-                "and dicts of these, or functions and classes that stand at the top of a module"
-            )
-        del spec["bindings"][name]
+        if any("<" in found for found in _names_in(spec["bindings"][name])):
+            if _is_of_a_policy(name):
+                raise ValueError(
+                    f"{name} is bound to {value!r}, which cannot be written to {SPEC_FILE} and loaded again: bind numbers, texts, None, "
+                    "lists and dicts of these, or functions and classes that stand at the top of a module"
+                )
+            del spec["bindings"][name]
     checkpoint.write_text(run_dir / SPEC_FILE, json.dumps(spec, indent=1))
     return spec
 
@@ -105,22 +105,15 @@ def without_run(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 def modules_of(spec: Mapping[str, Any]) -> list[str]:
     """The modules of the user's own code that a description names (not of amago, torch or the standard library), sorted."""
-    named = [spec[part] for part in _BASES] + list(_names_in(list(without_run(spec)["bindings"].values())))
+    named = [spec[part] for part in _BASES] + _names_in(without_run(spec)["bindings"])
     others = {"", "amago", "torch", *sys.stdlib_module_names} - {"__main__"}
     return sorted({m for name in named if (m := name.partition(":")[0]).partition(".")[0] not in others})
 
 
-def _names_in(encoded: object) -> Iterator[str]:
+def _names_in(encoded: object) -> list[str]:
     """The names of classes and functions in an encoded value; there is a "<" in those that no process finds again."""
-    if isinstance(encoded, list):
-        for value in encoded:
-            yield from _names_in(value)
-    elif isinstance(encoded, dict):
-        for kind, value in encoded.items():
-            if kind in ("@name", "@call"):
-                yield value
-            else:
-                yield from [":<unknown>"] if kind == "@unknown" else _names_in(value)
+    found = re.findall(r'"@(name|call|unknown)": "([^"]*)', json.dumps(encoded))
+    return [":<unknown>" if kind == "unknown" else name for kind, name in found]
 
 
 def build_agent(description: Mapping[str, Any] | Path, modules: Sequence[str] = ()) -> BaseAgent:
@@ -153,9 +146,8 @@ def build_agent(description: Mapping[str, Any] | Path, modules: Sequence[str] = 
 def _bindings_of_a_policy(spec: Mapping[str, Any], modules: Sequence[str]) -> dict[str, Any]:
     found = {}
     for name, encoded in without_run(spec)["bindings"].items():
-        if (
-            name.endswith((".Agent.expectile", ".MultiTaskAgent.expectile", ".NCriticsTwoHot.decoding")) or encoded == "retrace"
-        ):  # of earlier versions, for training
+        # of earlier versions, for training
+        if name.endswith((".Agent.expectile", ".MultiTaskAgent.expectile", ".NCriticsTwoHot.decoding")) or encoded == "retrace":
             continue
         try:
             found[name] = _decode(encoded, modules)  # imports the module of a class, which may register the selector

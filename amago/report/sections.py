@@ -25,37 +25,27 @@ from amago.run.results import by_attempt
 Figure = dict[str, Any]
 Trace = dict[str, Any]
 VALUES = "Values and returns"
-LONGEST = "*"
-"""In the name of a metric and in a legend: the longest discount of a group."""
 
 
 class Plot(NamedTuple):
-    """A figure over the axis that the reader chooses: its section of the page, title, and lines (section of the log, metric, words for
-    the legend), which differ in their dashes."""
+    """A figure over the axis that the reader chooses: its section of the page, title, section of the log, and metric."""
 
     section: str
     title: str
-    lines: tuple[tuple[str, str, str], ...]
-    log_axis: bool = False
-
-
-def _train(name: str) -> Plot:
-    return Plot("updates", name, (("train", name, ""),), log_axis=name.endswith("Norm"))
+    of: str
+    name: str
 
 
 FIGURES = (
-    Plot("learning", "Mean return, evaluation", (("val", AVERAGE_RETURN, ""),)),
-    Plot("learning", "Mean return, collection (with exploration)", (("rollout", AVERAGE_RETURN, ""),)),
-    Plot("rollouts", "Mean length of rollouts, evaluation", (("val", ROLLOUT_LENGTH, ""),)),
-    Plot("rollouts", "Mean length of rollouts, collection", (("rollout", ROLLOUT_LENGTH, ""),)),
-    Plot("rollouts", "Epsilon of the exploration", (("rollout", "Epsilon", ""),)),
-    Plot("updates", VALUES, (
-        ("train", f"Q(s, a) (gamma={LONGEST})", f": Q(s, a), discount {LONGEST}"), ("train", f"TD Target (gamma={LONGEST})", ": its target"),
-        ("val", AVERAGE_RETURN, ": return of evaluations"),
-    )),
-    Plot("throughput", STEPS_PER_SECOND, (("rollout", STEPS_PER_SECOND, ""),)),
-    Plot("throughput", UPDATES_PER_SECOND, (("train", UPDATES_PER_SECOND, ""),)),
-    *map(_train, (
+    Plot("learning", "Mean return, evaluation", "val", AVERAGE_RETURN),
+    Plot("learning", "Mean return, collection (with exploration)", "rollout", AVERAGE_RETURN),
+    Plot("rollouts", "Mean length of rollouts, evaluation", "val", ROLLOUT_LENGTH),
+    Plot("rollouts", "Mean length of rollouts, collection", "rollout", ROLLOUT_LENGTH),
+    Plot("rollouts", "Epsilon of the exploration", "rollout", "Epsilon"),
+    Plot("updates", VALUES, "val", AVERAGE_RETURN),
+    Plot("throughput", STEPS_PER_SECOND, "rollout", STEPS_PER_SECOND),
+    Plot("throughput", UPDATES_PER_SECOND, "train", UPDATES_PER_SECOND),
+    *(Plot("updates", name, "train", name) for name in (
         "Critic Loss", "Actor Loss", "Mean |TD Error| (main gamma)", "Gradient Norm", "Policy Entropy", "Advantage (main gamma)",
         "Pct. of Actions Approved by Filter (main gamma)", "Learning Rate",
     )),
@@ -155,16 +145,17 @@ def figure(title: str, variants: Mapping[str, list[Trace]], x: str = "", y: str 
 def all_figures(content: Content) -> list[Plot]:
     """`FIGURES`, one for each environment where there are several, and those of all other metrics, of a program's own first."""
     returns = [n for n in metric_names(content.runs, "val") if n.startswith(RETURN_OF)]
-    named = [Plot("environments", n.removeprefix(RETURN_OF), (("val", n, ""),)) for n in returns if len(returns) > 1]
-    drawn = {(of, name) for plot in FIGURES for of, name, _ in plot.lines}
-    logged = {(of, name): None for run in content.runs for of, names in run.log.names.items() for name in names}
+    named = [Plot("environments", n.removeprefix(RETURN_OF), "val", n) for n in returns if len(returns) > 1]
+    drawn = {(plot.of, plot.name) for plot in FIGURES}
     rest = [
-        Plot("others", f"{name} ({PHASES.get(of, of)})", ((of, name, ""),))
-        for of, name in logged
+        Plot("others", f"{name} ({PHASES.get(of, of)})", of, name)
+        for of, name in dict.fromkeys(
+            (of, name) for run in content.runs for of, names in run.log.names.items() for name in names
+        )
         if (of, name) not in drawn and not name.startswith((RETURN_OF, "TD Target (", "Q(s, a) (")) and name not in FAULTS
     ]
     order = ("val", "test", "rollout", "train", "buffer")
-    rest.sort(key=lambda plot: order.index(plot.lines[0][0]) if plot.lines[0][0] in order else -1)
+    rest.sort(key=lambda plot: order.index(plot.of) if plot.of in order else -1)
     return [*FIGURES, *named, *rest]
 
 
@@ -187,14 +178,11 @@ def curve_figure(content: Content, plot: Plot) -> Figure | None:
     variants: dict[str, list[Trace]] = {}
     # without seeds to sum up there is one statistic
     statistics = (*STATISTICS, EACH) if any(len(g.runs) > 1 for g in content.groups) else ("mean",)
+    lines = [(i, group, j, line) for i, group in enumerate(content.groups) for j, line in enumerate(_lines_of(plot, group))]
     for axis, statistic in itertools.product(AXES, statistics):
         found = variants.setdefault(f"{axis} {statistic}", [])
-        for (i, group), (j, line) in itertools.product(enumerate(content.groups), enumerate(plot.lines)):
-            look: dict[str, object] = {"dash": _DASHES[j]} if line[2] else {}
-            discount = _longest_discount(group)
-            if plot.title == VALUES and discount is None:
-                continue
-            of, name, words = (text.replace(LONGEST, discount or "") for text in line)
+        for i, group, j, (of, name, words) in lines:
+            look: dict[str, object] = {"dash": _DASHES[j]} if words else {}
             if statistic != EACH:
                 curve = c.group_curve(group, of, name, axis, STATISTICS[statistic], points)
                 found += traces(curve, group.name, i, words, look=look)
@@ -203,13 +191,23 @@ def curve_figure(content: Content, plot: Plot) -> Figure | None:
             for k, (run, curve) in enumerate(each):
                 more = {"showlegend": k == 0, "hovertext": html.escape(run.name), "mode": "lines"}
                 found += traces(curve, group.name, i, words, look={**look, "width": 1}, **more)
-    made = figure(plot.title, variants, **({"type": "log"} if plot.log_axis else {}))
+    made = figure(plot.title, variants, **({"type": "log"} if plot.title.endswith("Norm") else {}))
     return made and {**made, "axes": AXES}
 
 
-def _longest_discount(group: Group) -> str | None:
-    found = re.findall(r"Q\(s, a\) \(gamma=([^)]+)\)", "\n".join(metric_names(group.runs, "train")))
-    return max(found, key=float, default=None)
+def _lines_of(plot: Plot, group: Group) -> list[tuple[str, str, str]]:
+    """(section of the log, metric, words for the legend) of each line of a plot for a group. Values are those of its longest discount."""
+    if plot.title != VALUES:
+        return [(plot.of, plot.name, "")]
+    discounts = re.findall(r"Q\(s, a\) \(gamma=([^)]+)\)", "\n".join(metric_names(group.runs, "train")))
+    if not discounts:
+        return []
+    longest = max(discounts, key=float)
+    return [
+        ("train", f"Q(s, a) (gamma={longest})", f": Q(s, a), discount {longest}"),
+        ("train", f"TD Target (gamma={longest})", ": its target"),
+        (plot.of, plot.name, ": return of evaluations"),
+    ]
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[object]], groups: Sequence[str] = ()) -> str:

@@ -314,7 +314,7 @@ def test_info_and_head(capsys):
     head, first, step, second, _ = capsys.readouterr().out.splitlines()
     assert head.split() == ["index", "steps", "return", "end", "environment", "file"]
     assert [first.split()[i] for i in (0, 1, 3, 4)] == ["0", "3", "terminated", "counting"]
-    assert step.strip() == f"t=0: observation=[0 0]; action [0] -> reward {rec.record()[0].rewards[0]:.4g}"
+    assert step.strip() == f"t=0: observation=[0. 0.]; action [0.] -> reward {rec.record()[0].rewards[0]:.4g}"
     assert second.split()[3] == "cut"
 
 

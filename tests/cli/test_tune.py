@@ -176,7 +176,6 @@ MISTAKES = [
     (["--space", "learning_rate=uniform(0.1,0.2)", "--grid"], ("learning_rate", "choice")),
     (["agent.gama=0.9,0.95"], ("gama", "gamma")),
     ([*SPACE, "--resume", "auto"], ("--resume", "--run_name")),
-    ([*SPACE, "--trials", "0"], ("--trials", "1")),
 ]
 
 

@@ -209,7 +209,7 @@ FLAGS_OF_THE_ORIGINAL = [
     ("10_babyai.py", "--train_seeds 10", {"num_seeds": 10}),
     ("11_xland_minigrid.py", "--benchmark trivial-1m --rooms 4 --grid_size 13", {"rulesets": "trivial-1m", "rooms": 4, "grid_size": 13}),
     ("12_half_cheetah_vel.py", "--task_min_velocity 1 --task_max_velocity 2 --policy_seq_len 8 --eval_timesteps 9",
-     {"task_min_velocity": 1.0, "task_max_velocity": 2.0, "max_seq_len": 8, "common_max_seq_len": 8, "eval_timesteps": 9}),
+     {"task_min_velocity": 1.0, "task_max_velocity": 2.0, "max_seq_len": 8, "eval_timesteps": 9}),
     ("13_mazerunner_relabeling.py", "--goals 3 --randomized_actions", {"goals": 3, "randomize_actions": True}),
     ("14_d4rl.py", "--dataset x --policy_dist GMM --actor_type ResidualActor --online_after_epoch 3",
      {"policy_dist": "gmm", "actor_type": "residual", "online_after": 3}),

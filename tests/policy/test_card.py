@@ -160,8 +160,8 @@ def test_an_environment_that_draws_nothing_is_no_error(tmp_path, run, monkeypatc
     words = ["card", str(run), "--env", "my_envs:Undrawn", "--out", str(tmp_path / "a"), "--episodes", "2"]
     outcome = run_amago(words, tmp_path)
     assert outcome.code == 0, outcome.text
-    assert "no video: my_envs:Undrawn does not draw itself" in outcome.text
-    assert "There is no video: my_envs:Undrawn does not draw itself" in (tmp_path / "a" / "README.md").read_text()
+    assert "no video: TMazePassive does not draw itself" in outcome.text
+    assert "There is no video: TMazePassive does not draw itself" in (tmp_path / "a" / "README.md").read_text()
 
 
 def test_an_earlier_card_stays_unless_it_is_asked_to_go(tmp_path, run, card):
