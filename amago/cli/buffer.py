@@ -7,6 +7,7 @@ import sys
 import time
 import zlib
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from contextlib import closing
 from pathlib import Path
 
 import gymnasium as gym
@@ -30,9 +31,10 @@ from amago.store.store import PARTITIONS, PROTECTED
 
 _KINDS = {".hdf5": "d4rl", ".h5": "d4rl", ".npz": "npz", ".traj": "original", ".parquet": "parquet"}
 _USED = {
-    "minari": (), "d4rl": ("env", "action_space", "max_episode_steps"), "npz": ("env", "action_space", "fields"),
-    "original": ("env", "action_space"), "parquet": (), "lerobot": ("action_space",),
-}  # fmt: skip
+    "d4rl": ("env", "action_space", "max_episode_steps"),
+    "npz": ("env", "action_space", "fields"),
+    "original": ("env", "action_space"),
+}
 """For each format, the options of ``import`` that apply to it, of those that do not apply to all."""
 
 
@@ -192,30 +194,24 @@ def _open_source(args: Namespace, root: Path) -> OfflineDataset:
         marks = (path / "meta/info.json").is_file(), parquet_files(path), any(path.glob("*.npz"))
         kind = next((name for name, there in zip(("lerobot", "parquet", "npz"), marks) if there), kind)
     for name in ("env", "action_space", "max_episode_steps", "fields"):
-        if given[name] is not None and name not in _USED[kind]:
+        if given[name] is not None and name not in _USED.get(kind, ()):
             raise ValueError(f"--{name.replace('_', '-')} does not apply to {args.source}, which is read in the format {kind}")
     skip, name = args.skip_damaged, args.env_name
     if kind == "minari":
         return MinariDataset(args.source, in_memory=False, env_name=name, skip_damaged=skip)
-    if kind == "parquet":
-        return ParquetDataset(path, name)
+    if kind in ("parquet", "lerobot"):
+        return ParquetDataset(path, name) if kind == "parquet" else open_lerobot(path, env_name=name)
     if kind != "original" and not path.exists():
         raise ValueError(f"SOURCE: the file {path} does not exist")
     obs_space, space = None, args.action_space
     if args.env is not None:
-        try:
-            env = GymEnv(args.env)()
-        except ValueError as err:
-            raise ValueError(f"--env {args.env}: {err}") from err
-        obs_space, space = env.raw_observation_space, space or env.action_spec.space
-        env.close()
+        with closing(GymEnv(args.env)()) as env:
+            obs_space, space = env.raw_observation_space, space or env.action_spec.space
     if kind == "original":
         return _open_original(args, path, root, obs_space, space)
     if kind == "d4rl":
         space = space_of_actions(space, read_hdf5(path)["actions"], path) if isinstance(space, str) else space
         return D4RLDataset(path, args.max_episode_steps, space, obs_space, name, skip_damaged=skip)
-    if kind == "lerobot":
-        return open_lerobot(path, None if isinstance(space, str) else space, name)
     rows = read_npz(path, dict(args.fields or ()))
     space = space_of_actions(space, rows["actions"], path)
     rows["env_name"] = name or rows.get("env_name", path.stem)

@@ -90,6 +90,8 @@ def _check_options(args: Namespace) -> None:
     """Refuse options that contradict each other, and output that cannot be written or shown, before anything is played."""
     if args.json and (args.memory or args.video is not None):
         raise ValueError("--json is for an evaluation alone: leave --memory and --video out")
+    if args.memory and args.episodes < 2:
+        raise ValueError(f"--episodes must be at least 2 with --memory, since an interval needs two, got {args.episodes}")
     if args.render:
         if args.memory:
             raise ValueError("--render shows one evaluation in a window, and --memory plays many: leave one of them out")

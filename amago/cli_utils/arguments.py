@@ -108,17 +108,12 @@ def part_name(kind: str) -> Callable[[str], str]:
     """
 
     def find(given: str) -> str:
-        plain = _plain(given)
-        for name, cls in REGISTRIES[kind].items():
-            if plain in (_plain(name), _plain(cls.__name__)):
-                return name
-        raise ArgumentTypeError(f"invalid choice: {given!r} (choose from {', '.join(sorted(REGISTRIES[kind]))})")
+        names = {name: name for name in REGISTRIES[kind]} | {cls.__name__: name for name, cls in REGISTRIES[kind].items()}
+        if given not in names:
+            raise ArgumentTypeError(f"invalid choice: {given!r} (choose from {', '.join(sorted(REGISTRIES[kind]))})")
+        return names[given]
 
     return find
-
-
-def _plain(name: str) -> str:
-    return name.lower().replace("_", "").replace("-", "").removesuffix("cnn").removesuffix("ish")
 
 
 class _Together(Action):

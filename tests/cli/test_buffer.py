@@ -217,7 +217,7 @@ WRONG = [
     ("import a.npz run --max-episode-steps 3", ("--max-episode-steps", "a.npz")),
     ("import x-v0 run --env CartPole-v1", ("--env", "x-v0", "minari")),
     ("import a.npz run --action-space box:2,1", ("--action-space", "'box:2,1'", "box:LOW,HIGH")),
-    ("import a.npz run --env Nothing-v0", ("--env Nothing-v0",)),
+    ("import a.npz run --env Nothing-v0", ("Nothing-v0",)),
     ("info nowhere", ("RUN", "nowhere", "nowhere/buffer", "protected", "fifo")),
     ("export nowhere a-v0", ("RUN", "nowhere")),
     ("dance run", ("ACTION", "'dance'")),

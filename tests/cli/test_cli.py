@@ -257,7 +257,7 @@ def test_eval_elsewhere(runs, tmp_path, capsys, registered):
         (["--actors", "0"], ["--actors", 1, 0]), (["--episodes", "0"], ["--episodes", 1, 0]), (["--video", "a.avi"], [".mp4", ".gif", "'a.avi'"]),
         (["--tensorboard"], ["--video"]), (["--log"], ["--video"]), (["--contexts", "2"], ["--contexts", "--memory"]),
         (["--picture", "a.png"], ["--picture", "--memory"]), (["--memory", "--contexts", "0"], ["--contexts", 1, 0]),
-        (["--memory", "--episodes", "1"], ["episodes=1", 2]), (["--render"], ["--render", "display"]),
+        (["--memory", "--episodes", "1"], ["--episodes", 2, 1]), (["--render"], ["--render", "display"]),
     ],
     ids=str,
 )  # fmt: skip
