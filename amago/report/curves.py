@@ -40,8 +40,8 @@ def series(run: Run, section: str, name: str, axis: str) -> Curve | None:
     """
     x, y = run.log.column(section, axis, name)
     if name.startswith(_VALUES):
-        known = [v for k, v in (run.settings or {}).items() if k.endswith(".reward_multiplier") and isinstance(v, int | float)]
-        y = y / ([v for v in known if v] or [1.0])[0]
+        known = (v for k, v in (run.settings or {}).items() if k.endswith(".reward_multiplier") and isinstance(v, int | float))
+        y = y / next(filter(None, known), 1.0)
     return Curve(x / 3600.0 if axis == "wall_time" else x, y) if len(x) else None
 
 

@@ -15,6 +15,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from pathlib import Path
+from string import Template
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -71,14 +72,12 @@ def render(paths: Sequence[str | Path], statistic: str = "mean", live: bool = Fa
         "figures": figures, "axes": AXES, "statistics": [*STATISTICS, EACH], "axis": "env_steps", "statistic": statistic,
         "reload": RELOAD_SECONDS if live else 0,
     }  # fmt: skip
-    filled = {
-        "TITLE": html.escape(title), "WRITTEN": f"written {datetime.now().astimezone():%Y-%m-%d %H:%M:%S}",
-        "BODY": body, "DATA": json.dumps(data, allow_nan=False).replace("<", "\\u003c"),
-        "PLOTLY": '<script src="plotly.js"></script>' if live else f"<script>{plotly_script()}</script>",
-    }  # fmt: skip
-    parts = resources.files("amago.report").joinpath("page.html").read_text(encoding="utf-8").split("<!--")
-    # inserted text may hold the mark of another place, so nothing is replaced twice
-    return parts[0] + "".join(filled[mark] + rest for mark, rest in (part.split("-->", 1) for part in parts[1:]))
+    template = Template(resources.files("amago.report").joinpath("page.html").read_text(encoding="utf-8"))
+    return template.substitute(
+        TITLE=html.escape(title), WRITTEN=f"written {datetime.now().astimezone():%Y-%m-%d %H:%M:%S}", BODY=body,
+        DATA=json.dumps(data, allow_nan=False).replace("<", "\\u003c"),
+        PLOTLY='<script src="plotly.js"></script>' if live else f"<script>{plotly_script()}</script>",
+    )  # fmt: skip
 
 
 def plotly_script() -> str:

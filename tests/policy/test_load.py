@@ -52,17 +52,6 @@ def run(runs):
     return runs(tiny.cartpole, "transformer")
 
 
-def test_every_place_that_holds_weights(run):
-    run_dir, agent = run
-    own = agent.state_dict()
-    for path in (
-        run_dir, str(run_dir), run_dir / "policy.pt", run_dir / "ckpts" / "training_states" / f"{run_dir.name}_epoch_0",
-        run_dir / "ckpts" / "policy_weights" / "policy_epoch_0.pt",
-    ):  # fmt: skip
-        loaded = amago.load_policy(path).agent.state_dict()
-        assert not tiny.differing(dict(own), dict(loaded)), path
-
-
 def test_without_latest_weights_the_newest_training_state_is_taken(tmp_path):
     e = learned(tmp_path, ckpt_interval=1, epochs=2)
     loaded = amago.load_policy(e.run_dir).agent.state_dict()

@@ -293,12 +293,3 @@ def test_without_attempts_scores_are_by_time(tmp_path):
     assert found.stages.stage == "tenth of the rollout"
     assert "attempt" not in text(found) + table(found)
     assert plot_memory(found, tmp_path / "new" / "memory.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_table_and_picture(tmp_path):
-    found = study(Sum, episodes=4)
-    lines = table(found).splitlines()
-    assert len(lines) == 1 + len(found.returns)
-    assert str(found.estimate(FULL)) in lines[1]
-    assert "erased after each attempt" in lines[2]
-    assert plot_memory(found, tmp_path / "memory.png").stat().st_size > 10_000

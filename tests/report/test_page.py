@@ -225,7 +225,7 @@ def test_what_a_run_lacks_is_left_out_with_the_reason_and_damage_is_named(tmp_pa
 
 
 def test_the_page_needs_nothing_else_and_shows_names_as_text(tmp_path, capsys):
-    evil = "<img src=x onerror=alert(1)><!--PLOTLY-->"
+    evil = "<img src=x onerror=alert(1)>$PLOTLY"
     path = write_run(tmp_path / "r", (1, 2), train={evil: 1.0}, extra={f"{RETURN_OF}{evil}": 1.0, f"{RETURN_OF}b": 1.0})
     write_settings(path, note=evil)
     out = tmp_path / "report.html"
