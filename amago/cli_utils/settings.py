@@ -147,7 +147,7 @@ def _set(parser: ArgumentParser, args: Namespace, action: Action, name: str, val
         setattr(args, action.dest, value)
         return
     try:
-        parsed = parser._get_values(action, list(map(str, value if several else [value])))
+        parsed = parser._get_values(action, list(map(str, value if isinstance(value, list) else [value])))
     except ArgumentError as err:
         raise ValueError(str(err)) from err
     action(parser, args, parsed, action.option_strings[0])
