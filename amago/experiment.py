@@ -375,10 +375,18 @@ class Experiment(ExperimentSettings):
     def train_step(self, batch: Batch, log_step: bool) -> dict[str, float | Tensor]:
         """Forward and backward of one batch, and an update after every ``batches_per_update`` batches; with ``log_step`` also compute costly
         metrics. Returns the metrics of `compute_loss`, "Loss", and, with an update, the metrics of `amago.run.learner.Learner.update`."""
-        with torch.enable_grad(), joint_batch(self.accelerator.num_processes), self.accelerator.accumulate(self.policy_aclr):
-            with self.caster():
-                metrics = self.compute_loss(batch, log_step)
-            return self.learner.step(batch, metrics, log_step)
+
+        def update(batch: Batch) -> dict[str, float | Tensor]:
+            with (
+                torch.enable_grad(),
+                joint_batch(self.accelerator.num_processes),
+                self.accelerator.accumulate(self.policy_aclr),
+            ):
+                with self.caster():
+                    metrics = self.compute_loss(batch, log_step)
+                return self.learner.step(batch, metrics, log_step)
+
+        return self.learner.train(update, batch, log_step)
 
     def compute_loss(self, batch: Batch, log_step: bool) -> dict[str, Any]:
         """Losses of actor and critics, averaged over their masks, and metrics; with ``log_step`` also costly ones.

@@ -205,9 +205,7 @@ class Batch:
     def pin_memory(self) -> Batch:
         """Move every tensor into one piece of page-locked memory, which PyTorch uses again and from which copies to a GPU do not block; returns
         self."""
-        found: list[Tensor] = []
-        self.map(lambda x: found.append(x) or x)  # type: ignore[func-returns-value]
-        packing = Packing({str(i): x for i, x in enumerate(found)})
+        packing = Packing({str(i): x for i, x in enumerate(self.tensors())})
         places = iter(packing.views(torch.empty(packing.nbytes, dtype=torch.uint8, pin_memory=True)).values())
         return self.map(lambda x: next(places).copy_(x))
 
@@ -227,6 +225,12 @@ class Batch:
             k: torch.cat((x, torch.zeros_like(made.extras[k][:, x.shape[1] :])), dim=1) for k, x in self.extras.items()
         }
         return made
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors, in the order of the fields."""
+        found: list[Tensor] = []
+        self.map(lambda x: found.append(x) or x)  # type: ignore[func-returns-value]
+        return found
 
     def map(self, f: Callable[[Tensor], Tensor]) -> Batch:
         """Replace every tensor x by f(x), in the order of the fields; returns self."""

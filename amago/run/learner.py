@@ -22,6 +22,7 @@ from amago.nets import ranks
 from amago.run.checkpoint import CheckpointError
 from amago.run.collect import Spaces
 from amago.run.compiling import CompiledLoss, can_compile
+from amago.run.graphs import Update, UpdateGraphs
 from amago.run.group import TIMEOUT, Ranks, leave_at_exit, ranks_on_cpus
 from amago.run.optimizer import load_optimizer, load_schedule, lr_schedule, names_in, rates_of_parts, skips_by_itself
 from amago.run.optimizer import param_groups as param_groups
@@ -55,11 +56,15 @@ class WeightAverage:
         if self._kept is not None:
             self._kept = self._present()
 
+    def share(self, updates: int) -> float:
+        """The share of the present weights in the average, when so many updates have led to them, from 1."""
+        return 1.0 - min(self.decay, (1 + updates) / (10 + updates))
+
     @torch.no_grad()
-    def update(self, updates: int) -> None:
-        """Include the present weights, to which so many updates have led, from 1; with ``moves`` of the agent."""
+    def update(self, share: float | Tensor) -> None:
+        """Include the present weights with this share, and with ``moves`` of the agent."""
         self._divide()
-        share, moves = 1.0 - min(self.decay, (1 + updates) / (10 + updates)), self.agent.moves
+        moves = self.agent.moves
         ops.lerp_(self._mean, list(self._parameters.values()), share if moves is None else share * moves)
 
     @contextmanager
@@ -98,12 +103,13 @@ class WeightAverage:
         for mean, p in zip(self._mean, self._parameters.values()):
             if id(p) in divided:
                 mean.mul_(self._growth / growth)
-        self._growth = growth.clone()
+        self._growth.copy_(growth)
 
 
 # ---- updates --------------------------------------------------------------------------------------------------------------
 
 MAX_SKIPPED_IN_A_ROW = 20
+_SKIPPED = "1 if this update was skipped"  # a metric of a captured update, which the host counts after a replay
 
 
 class NonFiniteTraining(RuntimeError):
@@ -157,6 +163,9 @@ class Learner:
         self.calls: Calls | None = None
         self._grad_steps = self._skipped = self._in_a_row = 0
         self._compiled: CompiledLoss | None = None
+        self._graphs: UpdateGraphs | None = None  # of the present weights' memory
+        # on the device, for graphs: learning rates, and the share of the weights in their average
+        self._numbers: list[Tensor] = []
         self._outcome: tuple[Tensor, torch.cuda.Event] | None = None  # of the last update on a GPU: 1 if it was skipped
         self._made: tuple[Accelerator, int, str] | None = None  # an accelerator, and the settings for which it was made here
         self._trained: tuple[Any, list[Tensor]] = (None, [])  # an agent, and its parameters
@@ -184,7 +193,7 @@ class Learner:
 
     def use(self, wrapped: Any) -> None:
         """Act with a module, and train it if it is an agent."""
-        self.policy_aclr, self.policy = wrapped, extract_model_from_parallel(wrapped)
+        self.policy_aclr, self.policy, self._graphs = wrapped, extract_model_from_parallel(wrapped), None
 
     def build(self, spaces: Spaces, make_optimizer: Callable[[BaseAgent], Optimizer] | None) -> None:
         """Build the agent, its optimizer and schedule (neither if ``make_optimizer`` is None: this process never trains).
@@ -235,12 +244,16 @@ class Learner:
         products = (
             f"float32 products in TF32 (matmul_precision={s.matmul_precision!r}), " if s.matmul_precision != "highest" else ""
         )
-        return (products if on_gpu else "") + loss if on_gpu or compiled else ""
+        graphs = ", each update replayed as one CUDA graph" if s.cuda_graphs else ""
+        return (products + loss + graphs if on_gpu else loss) if on_gpu or compiled else ""
 
     def begin_training(self, from_records: bool) -> str:
         """Begin a training phase, of data that was not collected for this run if ``from_records``; returns a line about changes of the agent."""
         self.policy_aclr.train()
-        return self.policy.learn_from_records() if from_records else ""
+        changed = self.policy.learn_from_records() if from_records else ""
+        if changed:
+            self._graphs = None
+        return changed
 
     def acting_weights(self) -> AbstractContextManager[Any]:
         """In the block, the policy has the weights with which it acts: with ``ema_decay``, their average."""
@@ -248,6 +261,7 @@ class Learner:
 
     def restart_average(self) -> None:
         """Begin the average, if there is one, with the present weights: others were loaded."""
+        self._graphs = None
         if self.average is not None:
             self.average.restart()
 
@@ -271,6 +285,25 @@ class Learner:
 
     def _sum_of_parts(self, metrics: Mapping[str, Any]) -> Any:
         return metrics.get("Actor Loss", 0.0) + self.policy.critic_loss_weight * metrics.get("Critic Loss", 0.0)
+
+    def train(self, update: Update, batch: Batch, log_step: bool) -> dict[str, Any]:
+        """``update(batch)``, which ends with `step`: by a CUDA graph, if the settings ask for it and the update can be one."""
+        s = self.settings
+        optimizer = self.optimizer.optimizer if isinstance(self.optimizer, AcceleratedOptimizer) else self.optimizer
+        if not s.cuda_graphs or log_step or batch.sources is not None or not skips_by_itself(optimizer):
+            return update(batch)
+        if s.batches_per_update > 1 or self.accelerator.num_processes > 1:
+            return update(batch)
+        self._settle()
+        self._renew_average()
+        self._fill_numbers(optimizer)
+        if self._graphs is None:
+            self._graphs = UpdateGraphs(s.max_seq_len)
+        metrics = self._graphs(update, batch)
+        if (skipped := metrics.pop(_SKIPPED, None)) is not None:
+            metrics |= self._counts()
+            self._note(skipped)
+        return metrics
 
     def step(self, batch: Batch, metrics: dict[str, Any], log_step: bool) -> dict[str, float | Tensor]:
         """Backward with the ``metrics`` of `loss_of`, and an update if ``batches_per_update`` batches are complete."""
@@ -312,25 +345,37 @@ class Learner:
         checked = norm if loss is None else norm + loss.detach()
         optimizer = self.optimizer.optimizer if isinstance(self.optimizer, AcceleratedOptimizer) else self.optimizer
         if skips_by_itself(optimizer):
-            not_finite = (checked * 0.0).ne(0.0)  # NaN is not 0: half the kernels of isfinite
-            self._step_on_gpu(optimizer, not_finite.float(), wait=log_step)
+            skipped = (checked * 0.0).ne(0.0).float()  # NaN is not 0: half the kernels of isfinite
+            if torch.cuda.is_current_stream_capturing():
+                self._step_on_gpu(optimizer, skipped)
+                metrics[_SKIPPED] = skipped
+            else:
+                self._settle()
+                self._fill_numbers(optimizer)
+                self._step_on_gpu(optimizer, skipped)
+                self._note(skipped)
+                if log_step:
+                    self._settle()
         elif checked.isfinite():
             self.optimizer.step()
             self._count(skipped=False)
-            self._follow(self._grad_steps)
+            self._follow()
         else:
             if scaler is not None:
                 scaler.update()  # float16: lowers its scale where it found infinite gradients
             self._count(skipped=True)
         self.optimizer.zero_grad(set_to_none=True)
-        metrics |= {"Gradient Norm": norm.detach(), "Learning Rate": self.lr_schedule.get_last_lr()[0]}
-        return metrics | {"Skipped Updates": float(self._skipped)}
+        return metrics | {"Gradient Norm": norm.detach()} | self._counts()
 
-    def _step_on_gpu(self, optimizer: Any, skipped: Tensor, wait: bool) -> None:
-        """Step, or skip, without a wait for the GPU, which alone knows if ``skipped`` () is 1 or 0. The update is counted when the next one
-        is ready to step, or at once (``wait``)."""
-        self._settle()
-        scaler = self.accelerator.scaler
+    def _counts(self) -> dict[str, float]:
+        return {"Learning Rate": self.lr_schedule.get_last_lr()[0], "Skipped Updates": float(self._skipped)}
+
+    def _step_on_gpu(self, optimizer: Any, skipped: Tensor) -> None:
+        """Step, or skip, without a wait for the GPU, which alone knows if ``skipped`` () is 1 or 0."""
+        scaler, groups = self.accelerator.scaler, optimizer.param_groups
+        rates = [group["lr"] for group in groups]
+        for group, number in zip(groups, self._numbers):
+            group["lr"] = number
         optimizer.found_inf = skipped
         if scaler is None:
             self.optimizer.step()
@@ -340,19 +385,35 @@ class Learner:
             self.optimizer.scaler = scaler
             scaler.update()
         del optimizer.found_inf
+        for group, rate in zip(groups, rates):
+            group["lr"] = rate
         self.policy.moves = 1.0 - skipped
-        self._follow(self._grad_steps + 1)
+        self._follow(self._numbers[-1] if self._numbers else None, ahead=1)
         self.policy.moves = None
+
+    def _fill_numbers(self, optimizer: Any) -> None:
+        """With ``cuda_graphs``, write the numbers of the next update to the device, where graphs read them."""
+        if not self.settings.cuda_graphs:
+            self._numbers = []
+        else:
+            share = 0.0 if self.average is None else self.average.share(self._grad_steps + 1)
+            numbers = [*(float(group["lr"]) for group in optimizer.param_groups), share]
+            if not self._numbers:
+                self._numbers = [torch.zeros((), device=self.accelerator.device) for _ in numbers]
+            for to, number in zip(self._numbers, numbers):
+                to.fill_(number)
+
+    def _note(self, skipped: Tensor) -> None:
+        """Remember that the last update is to be counted when the next one is ready to step (`_settle`)."""
         self._outcome = skipped.to("cpu", non_blocking=True), torch.cuda.Event()
         self._outcome[1].record()
-        if wait:
-            self._settle()
 
-    def _follow(self, updates: int) -> None:
-        """Let target networks and average follow the weights to which so many updates have led."""
+    def _follow(self, share: Tensor | None = None, ahead: int = 0) -> None:
+        """Let target networks and average follow the weights; ``ahead`` of the updates are not counted yet. The weights have this share in the
+        average; None: `WeightAverage.share`."""
         self.policy.soft_sync_targets()
         if self.average is not None:
-            self.average.update(updates)
+            self.average.update(self.average.share(self._grad_steps + ahead) if share is None else share)
 
     def _settle(self) -> None:
         """Count the last update on a GPU, if it is not counted yet."""
@@ -444,6 +505,6 @@ class Learner:
         if self.accelerator.scaler is not None and "scaler" in tensors:
             self.accelerator.scaler.load_state_dict(tensors["scaler"])
         counters = state["updater"]
-        self._outcome = None
+        self._outcome = self._graphs = None
         self._grad_steps, self._skipped, self._in_a_row = counters["grad_steps"], counters["skipped"], counters["in_a_row"]
         self.accelerator.step = state["batches_in_update"] if same_update else 0

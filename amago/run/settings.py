@@ -200,6 +200,9 @@ class ExperimentSettings:
         mixed_precision: "no", "bf16" or "fp16".
         compile: compute losses by ``torch.compile``; "auto": on CUDA, with one process. Sequences are padded to ``max_seq_len``, or, with one
             process, to a half, a quarter or an eighth of it. Where compilation fails, a line in the log says so, and losses are computed without it.
+        cuda_graphs: on CUDA, with one process and one batch an update, replay each update as one CUDA graph, captured after three ordinary ones
+            of its shape (padded as with ``compile``). Overrides of `compute_loss` and masks must do the same in each update, on the device:
+            their Python code runs in the capture alone. Updates that are logged, or drawn by priority, are ordinary ones.
         matmul_precision: of float32 matrix products on CUDA, as of ``torch.set_float32_matmul_precision``, until ``close()``: "high" is
             TF32, "highest" float32.
     """
@@ -291,6 +294,7 @@ class ExperimentSettings:
     keep_policy_weights: int | None = setting(100, check=optional(whole(1)))
     log_to: Sequence[str] = setting((), check=_LOG_TO, resume=IGNORE)
     compile: bool | str = setting("auto", check=_COMPILE, resume=IGNORE)
+    cuda_graphs: bool = setting(False, resume=IGNORE)
     matmul_precision: str = setting("high", check=one_of("highest", "high", "medium"), resume=IGNORE)
 
     def __post_init__(self) -> None:

@@ -39,9 +39,9 @@ def interpolated(curve: Curve, at: NDArray[np.float64], axis: str = "cpu") -> ND
     return np.interp(at, x, [p.score for p in curve])
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 95% percentile-bootstrap interval of the mean over seeds. With one seed both ends are its value."""
-    low, high = curves.interval(np.asarray(values, float)[:, None])
+def interval(values: Sequence[float], statistic: curves.Statistic = np.mean) -> tuple[float, float]:
+    """The 95% percentile-bootstrap interval of a statistic over seeds. With one seed both ends are its value."""
+    low, high = curves.interval(np.asarray(values, float)[:, None], statistic)
     return float(low[0]), float(high[0])
 
 

@@ -1,5 +1,7 @@
 """What an update asks of the host and of the device, counted exactly on a simulated device."""
 
+import copy
+import gc
 import sys
 from contextlib import contextmanager
 
@@ -59,31 +61,96 @@ def test_an_update_without_a_log_waits_for_nothing(agent_type, make_env, traj, p
     assert e.grad_update_counter == before + 2
 
 
+@contextmanager
+def capture(graph, **options):
+    """Capture, and leave everything on the device as it was: the simulated one computes while it captures, and a GPU does not."""
+    before = [(x, x.detach().clone()) for x in gc.get_objects() if issubclass(type(x), torch.Tensor) and x.is_cuda]
+    random = torch.get_rng_state()
+    with real_capture(graph, **options):
+        yield
+    for x, value in before:
+        x.detach().copy_(value)
+    torch.set_rng_state(random)
+
+
+real_capture = torch.cuda.graph
+
+
+def updates(e, batches, device):
+    """The metrics of an update with each batch; every fifth is logged."""
+    torch.manual_seed(3)
+    e.policy_aclr.train()
+    return [e.train_step(b.to(e.DEVICE), n % 5 == 4) for n, b in enumerate(batches)]
+
+
 @simulated
-@pytest.mark.parametrize(("agent_type", "make_env", "traj"), [*PAIRS, AGENTS[0]])
-def test_replayed_updates_equal_eager_ones(agent_type, make_env, traj, tmp_path, device):
-    """An update as one CUDA graph: nothing in it waits, moves to other memory, or is decided by the host."""
-    (eager, batch), (replayed, same) = (prepared(tmp_path / n, agent_type, make_env, traj) for n in "ab")
-    assert not tiny.differing(*map(tiny.weights, (eager, replayed)))
-    for e in (eager, replayed):
-        group = e.optimizer.param_groups[0]
-        group["lr"] = torch.tensor(group["lr"], device=device)
-    state = [*replayed.policy.state_dict().values()]
-    state += [x for s in replayed.optimizer.state_dict()["state"].values() for x in s.values()]
-    kept, graph = [x.clone() for x in state], torch.cuda.CUDAGraph()
-    torch.manual_seed(3)
-    assert replayed.grad_update_counter
-    with torch.cuda.graph(graph):
-        replayed.train_step(same, False)
-    for x, before in zip(state, kept, strict=True):  # a simulated device computes while it captures
-        x.copy_(before)
-    torch.manual_seed(3)
-    for _ in range(6):
-        graph.replay()
-    torch.manual_seed(3)
-    for _ in range(6):
-        eager.train_step(batch, False)
-    assert not tiny.differing(*map(tiny.weights, (eager, replayed)))
+@pytest.mark.filterwarnings("default")  # the compiler warns
+@pytest.mark.parametrize(
+    ("agent_type", "make_env", "traj", "fields"),
+    [
+        *((*pair, {}) for pair in PAIRS), (*AGENTS[0], {"ema_decay": 0.9}), (*AGENTS[0], {"mixed_precision": "fp16"}),
+        (*AGENTS[0], {"mixed_precision": "bf16"}), (*AGENTS[0], {"actor_learning_rate": 1e-3}), (*PAIRS[3], {"compile": True}),
+    ],
+)  # fmt: skip
+def test_updates_by_graphs_equal_ordinary_ones(agent_type, make_env, traj, fields, tmp_path, device, monkeypatch, caplog):
+    """Two shapes, each captured after three updates: nothing in them waits, moves to other memory, or is decided by the host; the ninth is
+    skipped, and learning rates rise all the time."""
+    compile = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **options: compile(function, backend="eager"))
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    replays = []
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", counted(torch.cuda.CUDAGraph.replay, replays))
+    ordinary, graphs = (
+        tiny.started(
+            tmp_path / str(on),
+            make_env,
+            traj,
+            agent_type=agent_type,
+            cuda_graphs=on,
+            lr_warmup_steps=50,
+            max_seq_len=8,
+            **fields,
+        )
+        for on in (False, True)
+    )
+    for group in ordinary.optimizer.param_groups:
+        group["lr"] = torch.tensor(group["lr"], device=device)  # in the precision of a graph
+    batches = [batch_of(length, ordinary) for length in (8, 4, 8, 4, 8, 8, 4, 8, 8, 4, 8, 8, 4, 8)]
+    batches[8].rews[:] = torch.nan
+    expected, found = ([dict(m) for m in updates(e, map(copy.deepcopy, batches), device)] for e in (ordinary, graphs))
+    assert len(replays) == 6
+    assert "failed" not in caplog.text
+    assert not tiny.differing(*map(tiny.weights, (ordinary, graphs)))
+    assert (
+        ordinary.grad_update_counter == graphs.grad_update_counter == (12 if "fp16" in fields.values() else 13)
+    )  # the first scale
+    for wanted, metrics in zip(expected, found):
+        assert wanted.keys() == metrics.keys()
+        for name in wanted:
+            torch.testing.assert_close(float(metrics[name]), float(wanted[name]), equal_nan=True, rtol=1e-6, atol=0.0)
+
+
+@simulated
+def test_a_checkpoint_is_loaded_between_replays(tmp_path, device, monkeypatch):
+    """Weights, moments and average are put into other memory than a graph knows."""
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    e = tiny.started(tmp_path, tiny.tmaze, "transformer", cuda_graphs=True, ema_decay=0.9, max_seq_len=8)
+    batches = [batch_of(8, e) for _ in range(5)]
+    updates(e, batches, device)
+    e.save_checkpoint()
+    updates(e, batches, device)
+    expected = tiny.weights(e)
+    e.load_checkpoint(e.epoch)
+    updates(e, batches, device)
+    assert not tiny.differing(expected, tiny.weights(e))
+
+
+def counted(function, calls):
+    def call(*args):
+        calls.append(args)
+        return function(*args)
+
+    return call
 
 
 @simulated
@@ -107,11 +174,13 @@ def test_a_batch_is_one_copy_without_a_wait(workers, tmp_path, device):
             assert b.cpu().equal(a)
 
 
-def batch_of(length):
-    """Three sequences of random numbers, for the spaces of `tiny.cartpole`."""
+def batch_of(length, e):
+    """Three sequences of random numbers, for the spaces of an experiment."""
     times, done = torch.arange(length + 1)[:, None], torch.zeros(length, 1, dtype=torch.bool)
-    rews, actions = torch.randn(length, 1), torch.eye(2)[torch.randint(2, (length,))]
-    obs, rl2s = {"observation": torch.randn(length + 1, 4)}, torch.randn(length + 1, 3)
+    width = e.policy.rl2_space.shape[0]
+    rews, actions = torch.randn(length, 1), torch.eye(width - 1)[torch.randint(width - 1, (length,))]
+    obs = {key: torch.randn(length + 1, *space.shape) for key, space in e.policy.obs_space.spaces.items()}
+    rl2s = torch.randn(length + 1, width)
     return collate([RLData(obs=obs, rl2s=rl2s, rews=rews, dones=done, actions=actions, time_idxs=times)] * 3)
 
 
@@ -133,7 +202,7 @@ def test_a_loss_is_compiled_whole_and_twice(agent_type, traj, tmp_path, device, 
     e = tiny.started(tmp_path, tiny.cartpole, traj, agent_type=agent_type, compile=True, max_seq_len=40)
     e.policy_aclr.train()
     for length in (40, 4, 9, 18, 33, 18, 40, 12, 5):
-        e.train_step(batch_of(length).to(e.DEVICE), log_step=False)
+        e.train_step(batch_of(length, e).to(e.DEVICE), log_step=False)
     assert e.grad_update_counter == 9
     assert len(graphs) == 2
     assert not counters["graph_break"]
