@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import inspect
 import logging
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -93,7 +92,7 @@ def parse_files(paths: Iterable[str | Mapping[str, Any]]) -> None:
             bind(path)
             continue
         try:
-            with gin.unlock_config(), _utf8_files():
+            with gin.unlock_config():
                 gin.parse_config_file(str(zoo_file(path) if str(path).startswith("zoo/") else path))
         except OSError as err:
             raise ValueError(f"cannot read the gin file {str(path)!r}: {err}") from err
@@ -104,17 +103,6 @@ def parse_files(paths: Iterable[str | Mapping[str, Any]]) -> None:
                 _check_type(name, value)
             except ValueError as err:
                 raise ValueError(f"{path}: cannot bind {name!r} = {value!r}: {err}") from err
-
-
-@contextmanager
-def _utf8_files() -> Iterator[None]:
-    """Let gin read its files, included ones too, as UTF-8 within the block, and not in the encoding of the locale."""
-    readers = gin.config._FILE_READERS
-    before, readers[0] = readers[0], (partial(open, encoding="utf-8"), os.path.isfile)
-    try:
-        yield
-    finally:
-        readers[0] = before
 
 
 def _explain_file(path: str, err: Exception) -> str:

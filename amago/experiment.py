@@ -16,7 +16,6 @@ from amago.agent import BaseAgent
 from amago.agent.checking import warn_of_faulty_parts
 from amago.compat.names import attributes
 from amago.data.batch import Batch
-from amago.describe import html_table
 from amago.envs.statistics import ReturnHistory, SpecialMetricHistory
 from amago.loading import RLDataset
 from amago.loading.dataset import collection_ended
@@ -99,10 +98,8 @@ class Experiment(ExperimentSettings):
         self.building, self.should_stop, self.run_seed = Building(self, self), False, 0
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {', '.join(f'{k}: {v}' for k, v in self.building.describe().items())}>"
-
-    def _repr_html_(self) -> str:
-        return html_table(("", type(self).__name__), list(self.building.describe().items()))
+        progress = f"epoch {self.epoch} of {self.epochs}, {self.env_steps:,} steps, {self.grad_update_counter:,} updates"
+        return f"<{type(self).__name__} {self.run_name} ({self.run_dir}): {progress}{', closed' * self.building.closed}>"
 
     def start(self) -> None:
         """Check the settings; build environments, dataset, model, optimizer and loggers; resume according to ``resume``.
@@ -226,8 +223,6 @@ class Experiment(ExperimentSettings):
     def load_checkpoint(self, epoch: int, resume_training_state: bool = True) -> None:
         """Load a checkpoint of this run, by the epoch in its name: the training state, or only the policy's weights."""
         self.building.require("load_checkpoint()", writes=False)
-        if not self.rundir.claimed:
-            self.init_checkpoints()
         of = self.checkpoints.of_epoch if resume_training_state else self.checkpoints.weights_of_epoch
         self.load_checkpoint_from_path(str(of(epoch)), is_accelerate_state=resume_training_state)
 

@@ -37,17 +37,9 @@ def test_public_selectors():
         assert any(k.endswith(".".join(selector.split(".")[-2:])) for k in config.bindings())
 
 
-@pytest.mark.parametrize(
-    ("name", "named"),
-    [
-        ("Agnt.tau", ("'Agnt.tau' = 3", "'Agnt'", "Agent")),
-        ("Agent.taau", ("'Agent.taau' = 3", "amago.agent.Agent", "'taau'", "tau")),
-        ("TformerTrajEncoder.num_heads", ("'TformerTrajEncoder.num_heads' = 3", "n_heads")),
-    ],
-)
-def test_unknown_names_suggest_the_nearest(name, named):
-    with refused(ValueError, *named):
-        use_config({name: 3})
+def test_a_name_of_other_libraries_suggests_ours():
+    with refused(ValueError, "'TformerTrajEncoder.num_heads' = 3", "n_heads"):
+        use_config({"TformerTrajEncoder.num_heads": 3})
 
 
 def test_gin_files_win_over_the_dict_and_later_files_over_earlier(tmp_path):
@@ -100,16 +92,13 @@ def test_operative_config_names_classes():
     assert "attention_type = @amago.nets.traj_encoders.TformerTrajEncoder" in text
 
 
-def test_the_zoo_and_missing_files():
+def test_the_zoo():
     for path in sorted((Path(config.__file__).parent / "zoo").glob("*.gin")):
         config.clear()
         use_config({}, [f"zoo/{path.stem}"])
         assert config.bindings(), path
-    check_refused(
-        ValueError,
-        (naming("'zoo/nothing'", "amago list zoo"), lambda: use_config({}, ["zoo/nothing"])),
-        (naming("'nowhere.gin'"), lambda: use_config({}, ["nowhere.gin"])),
-    )
+    with refused(ValueError, "'zoo/nothing'", "amago list zoo"):
+        use_config({}, ["zoo/nothing"])
 
 
 @pytest.mark.parametrize("way", ["dict", "gin file", "setting", "value"])

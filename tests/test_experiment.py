@@ -63,13 +63,11 @@ def test_every_env_mode(tmp_path, env_mode):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A finished run of two epochs that writes all kinds of files."""
-    config.clear()
     root = tmp_path_factory.mktemp("finished")
     files = {"ckpt_interval": 1, "always_save_latest": True, "log_interval": 1, "save_trajs_as": "npz"}
     e = learned(root, traj="gru", epochs=2, val_interval=1, **files)
     e.evaluate_test(tiny.tmaze, timesteps=EPISODE + 1)
     e.close()
-    config.clear()
     return e
 
 

@@ -22,7 +22,6 @@ from messages import refused
 from run_inside import run_amago
 
 import amago
-from amago import config
 from amago.loading import DatasetSettings, DiskTrajDataset
 from amago.run import checkpoint
 from amago.run.checkpoint import CheckpointError, check_archive, load_into, load_weight_file
@@ -88,14 +87,12 @@ SLOTS = [
 def finished(tmp_path_factory):
     """A run with every kind of file that a run leaves."""
     root = tmp_path_factory.mktemp("security")
-    config.clear()
     fields = {"train_timesteps_per_epoch": 40, "ckpt_interval": 1, "always_save_latest": True, "save_trajs_as": "npz"}
     e = tiny.learned(root, tiny.cartpole, val_interval=1, val_timesteps_per_epoch=31, **fields)
     e.close()
     (e.run_dir / "train_args.json").write_text(json.dumps({"env": "CartPole-v1", "horizon": 30}))
     (e.run_dir / "settings.yaml").write_text("env: CartPole-v1\nhorizon: 30\n")
     (e.run_dir / "buffer" / "protected").mkdir(exist_ok=True)
-    config.clear()
     return e.run_dir
 
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from amago.compat.parts import is_accelerate_state, load_accelerate_state
-from amago.describe import describe, name_of
+from amago.describe import describe
 from amago.loading import RLDataset
 from amago.run.callbacks import CallbackList
 from amago.run.checkpoint import CheckpointError, Snapshot, epoch_of, identity, load_into, load_training_state
@@ -152,17 +152,6 @@ class Building:
         if s.verbose and run.learner.accelerator.is_main_process:
             run.summary(env_summary=env_summary)
 
-    def describe(self) -> dict[str, str]:
-        """A short description of the run."""
-        s = self.settings
-        parts = (s.agent_type, s.tstep_encoder_type, s.traj_encoder_type)
-        return {
-            "run": f"{s.run_name} ({s.run_dir})",
-            "agent": ", ".join(part if isinstance(part, str) else name_of(part).rpartition(".")[2] for part in parts),
-            "state": "closed" if self.closed else "started" if self.started else "not started",
-            "epoch": f"{self.run.epoch} of {s.epochs}", "steps": f"{self.run.env_steps:,}", "updates": f"{self.run.learner.grad_steps:,}",
-        }  # fmt: skip
-
     def require(self, what: str, writes: bool = True) -> None:
         """Refuse a call before `start`, or, if it writes, before the earlier run in the directory was loaded."""
         if self.closed or self.run.learner.policy_aclr is None:
@@ -226,19 +215,21 @@ class Building:
 
     def leave(self, stop: Stopped) -> None:
         """Save after a signal; and call the callbacks and close, unless the process goes on."""
-        run, before = self.run, self.run.rundir.saved
+        run, before = self.run, self.run.rundir.checkpoints.saved
         run.position.has_collected = False  # the next call collects the rest of the epoch
         try:
             if self.settings.ckpt_interval:
                 run.save_checkpoint()
             if self.settings.always_save_latest:
                 run.write_latest_policy()
-            saved = "saved" if run.rundir.saved > before else "nothing was saved"
+            saved = run.rundir.checkpoints.saved > before
             if stop.is_interrupt:
-                run.print(f"interrupted in epoch {run.epoch}; {saved}; learn() goes on from here")
+                run.print(
+                    f"interrupted in epoch {run.epoch}; {'saved' if saved else 'nothing was saved'}; learn() goes on from here"
+                )
                 return
-            how = "; continue with resume='auto'" if run.rundir.saved > before else ""
-            run.print(f"stopped by a signal in epoch {run.epoch}; {saved}{how} (exit code {stop.code})")
+            how = "saved; continue with resume='auto'" if saved else "nothing was saved"
+            run.print(f"stopped by a signal in epoch {run.epoch}; {how} (exit code {stop.code})")
             run.moments.call("on_exception", run, stop)
         finally:
             if not stop.is_interrupt:

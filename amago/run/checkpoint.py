@@ -8,7 +8,6 @@ is not the one of the highest epoch. No pickled object is ever loaded: weights a
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -19,7 +18,7 @@ import uuid
 import zipfile
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -238,10 +237,9 @@ def training_states(root: Path) -> list[Path]:
 def newest_complete(root: Path) -> Path | None:
     """The last saved training state that is complete; None if there are none, `CheckpointError` if all are damaged."""
     while True:
-        states = training_states(root)
-        seen, newest = _identities(states), None
+        seen, newest = _entries(root), None
         problems: list[CheckpointError] = []
-        for directory in reversed(states):
+        for directory in reversed(training_states(root)):
             try:
                 verify(directory)
             except CheckpointError as err:
@@ -249,7 +247,7 @@ def newest_complete(root: Path) -> Path | None:
             else:
                 newest = directory
                 break
-        if not problems or _identities(training_states(root)) == seen:
+        if not problems or _entries(root) == seen:
             break  # otherwise another process has replaced or deleted states in the meantime, which looks like damage
     if newest is None and problems:
         raise CheckpointError("no complete checkpoint to resume from: " + "; ".join(map(str, problems)))
@@ -258,13 +256,9 @@ def newest_complete(root: Path) -> Path | None:
     return newest
 
 
-def _identities(states: Iterable[Path]) -> set[tuple[Path, int]]:
-    """(path, inode) of the states that exist."""
-    found = set()
-    for path in states:
-        with contextlib.suppress(OSError):
-            found.add((path, path.stat().st_ino))
-    return found
+def _entries(root: Path) -> set[tuple[str, int]]:
+    """(name, inode) of what is in a directory."""
+    return {(entry.name, entry.inode()) for entry in os.scandir(root)} if root.is_dir() else set()
 
 
 def prune(root: Path, keep: int | None) -> None:
@@ -340,36 +334,33 @@ def load_weight_file(path: str | os.PathLike[str]) -> WeightFile:
     if not path.is_file():
         raise CheckpointError(f"no weights at {path}")
     try:
-        loaded, ours, damaged = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pytorch(path)
-        ours = ours if isinstance(ours, dict) else {}
-        description, note = (json.loads(ours.get(k, "null")) for k in ("description", "note"))
+        loaded, ours = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pytorch(path)
+        if not isinstance(loaded, dict) or not all(isinstance(v, Tensor) for v in loaded.values()):
+            raise TypeError("it does not hold a state dict (parameter name -> tensor)")
+        texts = (json.loads(ours.get(k, "null")) for k in ("description", "note"))
+        return WeightFile(dict(loaded), int(ours.get("version", 0)), *(text and dict(text) for text in texts))
     except Exception as err:
         raise CheckpointError(f"{path} is not a readable file of weights: {(str(err) or repr(err)).splitlines()[0]}") from err
-    if damaged is not None:
-        raise CheckpointError(f"{path} is damaged: the checksum of {damaged} differs")
-    if not isinstance(loaded, dict) or not all(isinstance(v, Tensor) for v in loaded.values()):
-        raise CheckpointError(f"{path} does not hold a state dict (parameter name -> tensor)")
-    version: object = ours.get("version")
-    description, note = (found if isinstance(found, dict) else None for found in (description, note))
-    return WeightFile(dict(loaded), version if isinstance(version, int) else 0, description, note)
 
 
-def _read_pytorch(path: Path) -> tuple[Any, Any, str | None]:
-    """(the loaded content, our metadata, the name of a damaged part)."""
+def _read_pytorch(path: Path) -> tuple[Any, dict[str, Any]]:
+    """(the loaded content, our metadata, {} in files of others)."""
     with open(path, "rb") as f:  # opened once: another process may replace the file at any time
         loaded = _load_tensors(f)
         ours = vars(loaded).get("_metadata", {}).get(_METADATA) if isinstance(loaded, OrderedDict) else None
-        damaged = None if ours is None else zipfile.ZipFile(f).testzip()  # PyTorch does not verify the checksums
-    return loaded, ours, damaged
+        if ours is not None and (damaged := zipfile.ZipFile(f).testzip()) is not None:  # PyTorch does not verify the checksums
+            raise ValueError(f"the checksum of {damaged} differs")
+    return loaded, ours or {}
 
 
-def _read_safetensors(path: Path) -> tuple[Any, Any, str | None]:
+def _read_safetensors(path: Path) -> tuple[Any, dict[str, Any]]:
     with safe_open(path, framework="pt") as f:
         loaded = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118  # not a dict
-        ours = json.loads((f.metadata() or {}).get(_METADATA, "null"))
-    sums: object = ours.get("crc32") if isinstance(ours, dict) else None
-    damaged = [name for name, crc in _crc32(loaded).items() if sums.get(name) != crc] if isinstance(sums, dict) else []
-    return loaded, ours, next(iter(damaged), None)
+        ours = json.loads((f.metadata() or {}).get(_METADATA, "{}"))
+    sums = ours.get("crc32")
+    if sums is not None and (damaged := [name for name, crc in _crc32(loaded).items() if sums.get(name) != crc]):
+        raise ValueError(f"the checksum of {damaged[0]} differs")
+    return loaded, ours
 
 
 def _crc32(weights: Mapping[str, Tensor]) -> dict[str, int]:

@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -207,14 +208,12 @@ class RunDir:
     for it, or evaluate. Only the main process claims and writes.
 
     Attributes:
-        checkpoints: on disk; from `claim` on.
         claimed: `claim` has ended.
         refusal: the error to raise at a write, because nothing was loaded of an earlier run; None if writing is allowed.
         to_resume: the training state to load; None: there is none, or it was loaded.
         settings_at_start: the settings (`amago.run.record.settings_of`) with which the run was started.
     """
 
-    checkpoints: RunCheckpoints
     settings_at_start: dict[str, Any]
 
     def __init__(self, settings: ExperimentSettings):
@@ -223,6 +222,11 @@ class RunDir:
         self.to_resume: Path | None = None
         self.claimed = self._main = self._replaces = self._noted = False
         self._lock: RunLock | None = None
+
+    @cached_property
+    def checkpoints(self) -> RunCheckpoints:
+        """The run's checkpoints."""
+        return RunCheckpoints(self.settings.run_dir, self.settings.run_name)
 
     def claim(self, data: RLDataset, group: Ranks) -> Path | None:
         """Claim the directory and the buffer of ``data``; returns the training state to resume from, None to begin.
@@ -236,20 +240,19 @@ class RunDir:
         """
         s, self._main = self.settings, group.index == 0
         self.path, self.data, self.buffer = s.run_dir, data, buffer_of(data)
-        self.checkpoints, self.settings_at_start = RunCheckpoints(s.run_dir, s.run_name), settings_of(s)
+        vars(self).pop("checkpoints", None)  # of a name that the run had before
+        self.settings_at_start = settings_of(s)
         failed, resumed = None, None
         try:
             if self._main:
                 self._claim()
-                self.checkpoints.prepare()
                 resumed = self.checkpoints.choose(s.resume)
         except Exception as err:
             failed = err
         failed, self.refusal, self.to_resume = group.of_first((failed, self.refusal, resumed))
         if failed is not None:
             raise failed
-        if not self._main:
-            self.checkpoints.prepare()
+        self.checkpoints.prepare()
         if self.to_resume is not None:
             refuse(self.changes(self.to_resume, started=False), self.to_resume)
         self.claimed = True
@@ -260,20 +263,15 @@ class RunDir:
         """True if this process may write here."""
         return self.claimed and self.refusal is None
 
-    @property
-    def saved(self) -> int:
-        """Training states that this process has saved."""
-        return self.checkpoints.saved if self.claimed else 0
-
     def check_writable(self) -> None:
         """Raise `refusal`, if there is one."""
         if self.refusal is not None:
             raise self.refusal
 
     def _claim(self) -> None:
-        """Lock the run, if this process learns, and refuse files of another run. Nothing is changed on refusal."""
+        """Lock the run, if this process learns, and refuse files of another run. No file but the lock is changed on refusal."""
         s = self.settings
-        if s.learns and self.path.is_dir():
+        if s.learns:
             self._take_lock()
         own_weights = s.init_from is not None and Path(s.init_from).expanduser().resolve().is_relative_to(self.path.resolve())
         begins = s.learns and s.resume == "never" and not own_weights
@@ -285,8 +283,6 @@ class RunDir:
                 "overwrite=True (--overwrite) deletes its checkpoints, its metrics and the trajectories that it collected"
             )
         self._check_buffer(begins and not earlier)
-        if s.learns:
-            self._take_lock()
         self._replaces = begins and s.overwrite
         if self.refusal is None:
             self._register()
@@ -307,14 +303,14 @@ class RunDir:
 
     def _check_buffer(self, begins: bool) -> None:
         """Refuse a buffer with trajectories that another run collected."""
-        s, buffer, record = self.settings, self.buffer, read_record(self.path)
+        s, buffer = self.settings, self.buffer
         changes_it = s.collects or (s.learns and s.has_dset_edit_rights)
         if buffer is None or s.share_buffer or not changes_it or not has_trajectories(buffer):
             return
         owner = owner_of(buffer)
-        if owner is None and (not begins or not s.collects or (s.overwrite and self._owns(buffer))):
-            return  # nobody has recorded an owner
-        if owner is not None and record is not None and owner["id"] == record["id"]:
+        if owner is None and not (begins and s.collects):
+            return
+        if self._owns(buffer) and (owner is not None or s.overwrite):
             return
         whose = f"run {owner['run']!r} ({owner['directory']})" if owner is not None else "an unknown run"
         raise RunExistsError(
@@ -325,9 +321,10 @@ class RunDir:
 
     def _owns(self, buffer: Path) -> bool:
         """True if a buffer belongs to this run, or, where no owner is recorded, lies in its directory."""
-        owner = owner_of(buffer)
-        inside = buffer.resolve().is_relative_to(self.path.resolve())
-        return inside if owner is None else bool(owner["id"] == run_id(self.path))
+        owner, record = owner_of(buffer), read_record(self.path)
+        if owner is None:
+            return buffer.resolve().is_relative_to(self.path.resolve())
+        return record is not None and owner["id"] == record["id"]
 
     def _register(self, renew: bool = False) -> None:
         """Record the run as the owner of its buffer, if the buffer has no owner."""

@@ -58,7 +58,6 @@ def assert_is_average(found, history, names):
 @pytest.fixture(scope="module", params=["agent", "multitask"])
 def run(request, tmp_path_factory):
     """Three epochs of four updates, with the weights before the first update."""
-    tiny.config.clear()
     kind = {"agent": amago.Agent, "multitask": MultiTaskAgent}[request.param]
     root = tmp_path_factory.mktemp(request.param)
     tiny.config.bind(tiny.TWO_HOT)
@@ -71,7 +70,6 @@ def run(request, tmp_path_factory):
     e.evaluate_test(tiny.tmaze, timesteps=tiny.EPISODE + 1)
     yield e
     e.close()
-    tiny.config.clear()
 
 
 def test_what_acts_is_the_average_in_every_phase_and_training_goes_on_from_the_trained_weights(run):

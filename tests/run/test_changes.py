@@ -55,10 +55,8 @@ SILENT = {
 
 @pytest.fixture(scope="module")
 def state(tmp_path_factory):
-    config.clear()
     root = tmp_path_factory.mktemp("state")
     saved(root)
-    config.clear()
     return root
 
 

@@ -90,19 +90,6 @@ def test_it_can_be_put_right_and_started(tmp_path):
     assert e.learner.grad_steps == 2
 
 
-@pytest.mark.parametrize("mode", ["sync", "already_vectorized"])
-def test_what_is_no_amago_environment(tmp_path, mode):
-    e = experiment(tmp_path, lambda: tiny.TMazePassive(3), env_mode=mode)
-    with refused(TypeError, "TMazePassive", "AMAGOEnv"):
-        e.start()
-
-
-def test_rows_of_a_vectorised_environment_are_the_actors(tmp_path):
-    e = experiment(tmp_path, tiny.cartpoles, env_mode="already_vectorized", parallel_actors=3)
-    with refused(ValueError, "batched_envs=2", 3, "parallel_actors"):
-        e.start()
-
-
 class Colour(enum.Enum):
     RED = 8
 

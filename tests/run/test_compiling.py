@@ -9,7 +9,6 @@ import torch
 import amago
 from amago.agent import MultiTaskAgent
 from amago.data.batch import MAGIC_PAD_VAL
-from amago.run.settings import SettingsError
 
 
 @pytest.fixture
@@ -62,8 +61,3 @@ def test_more_padding_changes_no_value(tmp_path):
     e.policy.eval()
     values = [e.policy.get_values(b)["q_sa"][:, :length][batch.transition_mask[:, :, 0]] for b in (batch, longer)]
     torch.testing.assert_close(*values)
-
-
-def test_the_setting_is_checked(tmp_path):
-    with pytest.raises(SettingsError, match="compile must be 'auto', True or False"):
-        tiny.started(tmp_path, compile="yes")

@@ -28,7 +28,6 @@ from amago.run.evaluate import (
     merge_specials,
     summarise,
 )
-from amago.run.evaluate import AVERAGE_RETURN as TOTAL
 from amago.run.results import Estimate, Evaluation
 from amago.run.rollout import Rollout, shares
 
@@ -44,7 +43,7 @@ def episodes():
 def test_a_summary():
     returns, specials = merge_returns([ReturnHistory.of(episodes())]), merge_specials([SpecialMetricHistory.of(episodes())])
     assert summarise(returns, specials) == {
-        TOTAL: 3.0, AVERAGE_RETURN_OF_ROLLOUTS: 3.0, "Number of Rollouts": 3.0,
+        AVERAGE_RETURN: 3.0, AVERAGE_RETURN_OF_ROLLOUTS: 3.0, "Number of Rollouts": 3.0,
         "Average Total Return in a": 3.0, "Average Total Return in b": 3.0,
         "Bottom Quintile Total Return in a": 3.0, "Bottom Quintile Total Return in b": pytest.approx(1.8),
         "Mean of Bottom Quintile Total Return in a": 3.0, "Mean of Bottom Quintile Total Return in b": 1.0,
@@ -54,7 +53,7 @@ def test_a_summary():
 
 def test_the_mean_over_environment_names_does_not_favour_short_rollouts():
     metrics = summarise({"long": [10.0], "short": [0.0, 0.0, 0.0]}, {})
-    assert (metrics[TOTAL], metrics[AVERAGE_RETURN_OF_ROLLOUTS]) == (5.0, 2.5)
+    assert (metrics[AVERAGE_RETURN], metrics[AVERAGE_RETURN_OF_ROLLOUTS]) == (5.0, 2.5)
     metrics = summarise({"a": [float(n) for n in range(10, -1, -1)]}, {})
     assert metrics["Mean of Bottom Quintile Total Return in a"] == 0.5
 
@@ -73,7 +72,7 @@ def test_evaluate_needs_no_experiment(tmp_path):
     agent.train()
     metrics = run(agent)
     assert metrics["Number of Rollouts"] == 9
-    assert -1.0 <= metrics[TOTAL] <= 1.0
+    assert -1.0 <= metrics[AVERAGE_RETURN] <= 1.0
     assert agent.training, "its mode is put back"
     assert run(agent, timesteps=100 * EPISODE, episodes=5)["Number of Rollouts"] == 5
     assert run(agent, timesteps=EPISODE - 1) == {}
@@ -82,7 +81,7 @@ def test_evaluate_needs_no_experiment(tmp_path):
 def test_a_seed_repeats_an_evaluation_and_a_greedy_policy_ignores_it(tmp_path):
     agent = started(tmp_path, traj="transformer").policy
     assert run(agent, seed=1) == run(agent, seed=1)
-    assert len({run(agent, seed=s, timesteps=10 * EPISODE)[TOTAL] for s in range(5)}) > 1
+    assert len({run(agent, seed=s, timesteps=10 * EPISODE)[AVERAGE_RETURN] for s in range(5)}) > 1
     assert run(agent, seed=1, sample=False) == run(agent, seed=2, sample=False)
 
 
@@ -92,7 +91,7 @@ def test_the_agent_of_the_environment_is_measured(tmp_path):
     agent.act = lambda state, obs, sample, gamma_idx=None: torch.zeros(len(state), 1, dtype=torch.int64)  # always right
     metrics = run(agent)
     assert metrics["Bottom Quintile Total Return in TMaze"] == pytest.approx(0.0, abs=1e-6)
-    assert np.isclose(metrics[TOTAL], 0.0), "walks to the junction without penalty, and never turns to the goal"
+    assert np.isclose(metrics[AVERAGE_RETURN], 0.0), "walks to the junction without penalty, and never turns to the goal"
 
 
 RETURNS = {"a": [1.0, 2.0, 6.0], "b": [0.5]}

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import tiny
 
-from amago import cli_utils, config
+from amago import cli_utils
 from amago.agent import Agent, MultiTaskAgent, binary_filter, exp_filter, leaky_relu_filter
 
 NEVER = {"start_collecting_at_epoch": math.inf, "val_interval": None, "epochs": 1}
@@ -14,10 +14,8 @@ NEVER = {"start_collecting_at_epoch": math.inf, "val_interval": None, "epochs": 
 
 @pytest.fixture(scope="module")
 def buffer(tmp_path_factory):
-    config.clear()
     e = tiny.learned(tmp_path_factory.mktemp("recorder"), name="recorder", epochs=1)
     e.close()
-    config.clear()
     return e.run_dir / "buffer" / "fifo"
 
 

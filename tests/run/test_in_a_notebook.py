@@ -33,7 +33,6 @@ e.start()
     "refused = experiment()\nrefused.start()\nrefused.learn()",
     "again = experiment(resume='auto')\nagain.start()\nagain.learn()",
     "again",
-    "print(repr(again))",
 ]
 
 
@@ -94,9 +93,7 @@ def test_a_refused_experiment_keeps_no_other_from_the_run(outputs):
     assert "3 epochs are finished, and epochs=3" in outputs[5][0]["stdout"]
 
 
-def test_an_experiment_is_shown_as_a_short_table(outputs):
+def test_an_experiment_is_shown_in_short(outputs):
     (data,) = outputs[6][1]
-    assert "<td>3 of 3</td>" in data["text/html"]
-    text = outputs[7][0]["stdout"]
-    assert len(text) < 400
-    assert "epoch: 3 of 3" in text
+    assert len(data["text/plain"]) < 400
+    assert "epoch 3 of 3" in data["text/plain"]

@@ -7,7 +7,6 @@ import tiny
 import torch
 from messages import refused
 
-from amago import config
 from amago.data.trajectory import StoredTraj
 from amago.envs import AMAGOEnv, EpsilonGreedy, make_pool
 from amago.envs.pool.faults import ActorError
@@ -206,9 +205,7 @@ def poisoned(batch, place, value):
 def buffer(tmp_path_factory):
     """Rollouts of Pendulum on disk."""
     root = tmp_path_factory.mktemp("buffer")
-    config.clear()
     tiny.learned(root, tiny.pendulum, start_learning_at_epoch=9, train_timesteps_per_epoch=20).close()
-    config.clear()
     return root
 
 

@@ -5,11 +5,8 @@ import sys
 
 import pytest
 import tiny
-from messages import naming
 from terminal import Terminal
 from tiny import learned
-
-from amago.run.settings import SettingsError
 
 
 def lines(text):
@@ -62,8 +59,3 @@ def test_evaluations_by_themselves_are_printed(tmp_path, capsys):
     capsys.readouterr()
     e.evaluate_val()
     assert re.match(r"epoch 0 \| val \S+ \(Success", capsys.readouterr().out)
-
-
-def test_another_progress_is_refused(tmp_path):
-    with pytest.raises(SettingsError, match=naming("progress", "'rich'", "'plain'", "'none'", "'bar'")):
-        tiny.started(tmp_path, progress="bar")

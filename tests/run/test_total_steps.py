@@ -70,14 +70,6 @@ def learner(root, **fields):
     return e
 
 
-def test_a_learner_counts_what_collectors_deliver(tmp_path):
-    steps = collect(tmp_path)
-    e = learner(tmp_path)
-    e.learn()
-    assert e.env_steps == steps == 24
-    assert [row["env_steps"] for row in tiny.rows(tmp_path / "run", "train")] == [24]
-
-
 def test_steps_that_were_deleted_still_count(tmp_path):
     collect(tmp_path)
     e = learner(tmp_path, dataset=DiskTrajDataset(tmp_path, "run", dset_max_size=1), epochs=3)
