@@ -18,19 +18,17 @@ from torch.distributions import Distribution
 from amago import ops
 from amago.agent.base import BaseAgent, action_vectors, evaluating
 from amago.agent.methods import (
-    check_targets,
     exact_entropy,
     log_prob_of,
     sample_with_entropy,
-    soft_rewards,
     temperature_for,
-    trace_targets,
 )
 from amago.agent.options import ActorCriticOptions, binary_filter, check_gamma_idx, exp_filter, gammas_for
 from amago.agent.values import AgentValues, PopArtValues, choose_scale, grow_scale, update_metrics
 from amago.compat.training import LossStatistics
 from amago.config import bound
 from amago.data.batch import Batch
+from amago.nets import ranks
 from amago.nets.actor_critic import LEAST_SIGMA, Actor, PopArtLayer, ResidualActor
 from amago.nets.heads import BaseActorHead, DetachedCritics, EnsembleCritics
 from amago.nets.policy_dists import ActionDistribution, Multibinary, action_distribution
@@ -110,7 +108,11 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
             raise ValueError(f"pass_obs_keys_to_actor names {missing}; the observations are {sorted(self.obs_space.spaces)}")
         gammas = gammas_for(self.action_spec.kind, self.gamma, self.use_multigamma)
         check_gamma_idx("rollout_gamma_idx", self.rollout_gamma_idx, gammas)
-        check_targets(self.targets, self.action_spec)
+        if self.targets == "tree_backup" and any(part.kind == "continuous" for part in self.action_spec.parts):
+            raise ValueError(
+                f"targets='tree_backup' needs actions with probabilities, but those of {self.action_spec.space} have densities: use "
+                "targets='n_step'"
+            )
         longest = self.max_seq_len
         for name, steps, most in (
             ("burn_in", self.burn_in, longest - 1),
@@ -268,7 +270,9 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
         pi = self._policy(self.target_actor if self.use_target_actor else self.actor, next_state, batch, slice(1, None))
         actions, entropy = self._policy_actions(pi, self.num_actions_for_value_in_critic_loss)
         if entropy is not None and self.temperature is not None:
-            rews = soft_rewards(rews, dones, gammas, (self.temperature.value * entropy)[:, :, None])
+            # of the state after each transition: targets then hold the entropies of all states that they span, and values leave
+            # out the entropy of their own state
+            rews = rews + gammas * (1.0 - dones.to(rews.dtype)) * (self.temperature.value * entropy)[:, :, None]
         if self.targets == "n_step":
             q = self.values.returns(self._drawn_target_values(next_state, actions).mean(dim=0))
             return self._nstep_fn(rews, dones, self._reduce(q), gammas, real)
@@ -283,7 +287,10 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
             q, of_taken = q.gather(-3, lowest), of_taken.gather(-3, lowest)
         else:
             q, of_taken = self._reduce(q), self._reduce(of_taken)
-        return trace_targets(pi, taken, self.trace_lambda, rews, dones, q, of_taken, gammas, real, log)
+        traces = (self.trace_lambda * log_prob_of(pi, taken[:, :, None]).float().clamp(max=0.0).exp())[:, :, None]
+        if log is not None:
+            log["Trace Coefficient (main gamma)"] = ranks.masked_mean(traces[:, :-1, :, -1], real[:, 1:, :, 0])
+        return ops.trace_return(rews, dones, q, of_taken, traces, gammas, real)
 
     def _nstep_fn(self, rews: Tensor, dones: Tensor, next_values: Tensor, gammas: Tensor, mask: Tensor) -> Tensor:
         """`amago.ops.n_step_return` with the agent's ``n_step``."""

@@ -1,7 +1,7 @@
-"""Optional methods of the agents: targets over whole sequences, and entropy as a part of the objective.
+"""Log-probabilities of whole actions, and entropy as a part of the objective of agents.
 
-Targets (`Agent.targets`): tree backup, Precup et al. 2000. Entropy, with a temperature for each discount (``Agent.entropy_target``):
-Haarnoja et al. 2018 (arXiv 1812.05905); for choices Christodoulou 2019 (arXiv 1910.07207).
+Entropy, with a temperature for each discount (``Agent.entropy_target``): Haarnoja et al. 2018 (arXiv 1812.05905); for choices
+Christodoulou 2019 (arXiv 1910.07207).
 """
 
 from __future__ import annotations
@@ -11,54 +11,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from amago import ops
 from amago.nets import ranks
 from amago.nets.distributions import NEVER, ActionDistribution, ProductOutput
 from amago.nets.policy_dists import DiscreteOutput, MultibinaryOutput, TanhGaussianOutput
-from amago.nets.utils import Log
 from amago.spaces import ActionSpec
-
-# ---- targets over whole sequences ---------------------------------------------------------------------------------------------
-
-TARGETS = ("n_step", "tree_backup")
-"""The kinds of targets."""
-
-
-def check_targets(targets: str, spec: ActionSpec) -> None:
-    """Raise ValueError if the kind of targets does not fit the actions."""
-    if targets == "tree_backup" and any(part.kind == "continuous" for part in spec.parts):
-        raise ValueError(
-            f"targets='tree_backup' needs actions with probabilities, but those of {spec.space} have densities: use targets='n_step'"
-        )
-
-
-def trace_targets(
-    policy: ActionDistribution,
-    taken: Tensor,
-    trace_lambda: float,
-    rews: Tensor,
-    dones: Tensor,
-    value: Tensor,
-    of_taken: Tensor,
-    gammas: Tensor,
-    real: Tensor,
-    log: Log = None,
-) -> Tensor:
-    """`amago.ops.trace_return` (B, L, 1, G, 1) with traces lambda pi.
-
-    Args:
-        policy: pi (B, L, G), in the states after each transition.
-        taken: (B, L, A) vectors of the actions of the data there. The last is not used.
-        value, of_taken: (B, L, 1, G, 1), of those states, and of the actions ``taken``.
-        others: as of that function; (B, L, 1, 1 or G, 1).
-    """
-    traces = (trace_lambda * log_prob_of(policy, taken[:, :, None]).float().clamp(max=0.0).exp())[:, :, None]
-    if log is not None:
-        log["Trace Coefficient (main gamma)"] = ranks.masked_mean(traces[:, :-1, :, -1], real[:, 1:, :, 0])
-    return ops.trace_return(rews, dones, value, of_taken, traces, gammas, real)
-
-
-# ---- probabilities of whole actions -------------------------------------------------------------------------------------------
 
 
 def log_prob_of(policy: ActionDistribution, vector: Tensor) -> Tensor:
@@ -179,20 +135,6 @@ def entropy_scale(policy: ActionDistribution) -> Tensor:
         return math.log(2.0) * (policy.logits.detach() > NEVER).sum(dim=-1, keepdim=True)  # of a mask of actions
     vector = policy.mode
     return vector.new_full((1,), float(vector.shape[-1]))
-
-
-def soft_rewards(rews: Tensor, dones: Tensor, gammas: Tensor, bonus: Tensor) -> Tensor:
-    """Rewards (B, L, 1, G, 1) with the bonus for the policy's entropy in the state *after* each transition.
-
-    Targets of every kind then hold the entropies of all states that they span, with values that leave out the entropy of their
-    own state.
-
-    Args:
-        rews, dones: (B, L, 1, 1, 1).
-        gammas: (G, 1).
-        bonus: (B, L, 1, G, 1), alpha H.
-    """
-    return rews + gammas * (1.0 - dones.to(rews.dtype)) * bonus
 
 
 def temperature_for(

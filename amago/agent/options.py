@@ -10,7 +10,6 @@ import gin
 import torch
 from torch import Tensor, nn
 
-from amago.agent.methods import TARGETS
 from amago.fields import Check, declare, faults, number, one_of, optional, whole, within
 from amago.nets.actor_critic import Actor, NCritics, NCriticsTwoHot
 
@@ -178,7 +177,7 @@ class ActorCriticOptions:
     reward_multiplier: float = option(10.0, _RATE)
     tau: float = option(0.003, within("(0, 1]", lambda x: 0.0 < x <= 1.0))
     n_step: int = option(1, whole(1))
-    targets: str = option("n_step", one_of(*TARGETS))
+    targets: str = option("n_step", one_of("n_step", "tree_backup"))
     trace_lambda: float = option(0.95, within("[0, 1]", lambda x: 0.0 <= x <= 1.0))
     entropy_target: float | None = option(None, optional(number(finite=True)))
     entropy_coeff: float | None = option(None, optional(_RATE))

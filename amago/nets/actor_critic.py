@@ -166,7 +166,7 @@ class NCritics(EnsembleCritics):
 
     def all_values(self, state: Tensor, subset: Tensor | None = None) -> Tensor:
         """Discrete actions: the value of each, (B, L, D) -> (B, L, C, G, A); of the critics with the indices ``subset``."""
-        return self.scaled(self.net(state, subset)[0].unflatten(-1, (self.num_gammas, self.action_dim)))
+        return self.scaled(self.net(state, subset).unflatten(-1, (self.num_gammas, self.action_dim)))
 
     def outputs(self, state: Tensor, action: Tensor, subset: Tensor | None = None) -> Tensor:
         if not self.discrete:

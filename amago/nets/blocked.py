@@ -1,6 +1,6 @@
 """Critic ensembles on CPUs, in blocks that stay in the core's cache.
 
-`evaluate` computes what `amago.nets.ensemble.first_layer` and `amago.nets.ensemble.EnsembleMLP.rest` compute layer by layer:
+`evaluate` computes what `amago.nets.ensemble.first_layer` and `amago.nets.ensemble.EnsembleMLP.features` compute layer by layer:
 they are its reference, and the tests compare both. With four critics and seven discounts, a hidden layer at batch 24 and
 length 128 takes 88 MB, and every addition, activation and gradient moves it to memory and back. Here `ROWS` rows at a time
 pass through all layers.
@@ -20,8 +20,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from amago.nets.utils import at_least_float32
 
 ROWS = 2048
 """Rows of a block. With 256 hidden units and 1 MB of second-level cache, 512 to 2,048 are equally fast in float32; in bf16
@@ -121,7 +119,7 @@ class _Layers:
         """The result of `evaluate`. The kept part of hidden layers is written to ``kept``, (C, K N G, width) each, unless it is
         empty."""
         width = 1 if value else self.weights[-1].shape[-1]
-        out = at_least_float32(self.base.new_empty(0)).new_empty(self.C, self.K * self.N * self.G, width)
+        out = self.base.new_empty(self.C, self.K * self.N * self.G, width, dtype=_exact(self.base))
         scratch = [] if kept else self.empty(max(1, ROWS // self.G) * self.G)
         for block in self.blocks():
             c, rows = block.critic, block.rows
@@ -212,7 +210,7 @@ class _Gradients:
 
     def __init__(self, layers: _Layers, kept: list[Tensor], base: bool, extra: bool, w_extra: bool) -> None:
         def zeros(x: Tensor) -> Tensor:
-            return torch.zeros_like(x, dtype=at_least_float32(x.new_empty(0)).dtype)
+            return torch.zeros_like(x, dtype=_exact(x))
 
         self.layers, self.kept = layers, kept
         self.base = layers.base.new_zeros(layers.base.shape) if base else None
@@ -297,6 +295,10 @@ class _Gradients:
             self.base[c, block.steps] += by_step.sum(dim=1)
         if of_discounts is not None:
             of_discounts[c] += by_step.sum(dim=0)
+
+
+def _exact(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 def _select(rows: Tensor, grad: Tensor) -> tuple[Tensor | None, Tensor]:

@@ -39,7 +39,7 @@ class CNN(nn.Module, ABC):
             raise ValueError(f"img_shape must be {order}, got img_shape={tuple(img_shape)}")
         self.img_shape = tuple(int(s) for s in img_shape)
         self.channels_first = channels_first
-        self.activation, self._activation_name = activation_switch(activation), activation
+        self.activation = activation_switch(activation)
 
     @property
     def in_channels(self) -> int:
@@ -167,15 +167,23 @@ def cnn_for(img_shape: Sequence[int], channels_first: bool = False) -> type[CNN]
 class _ConvStack(CNN):
     """Convolutions ``conv1``, ``conv2``, ..., each followed by the activation."""
 
-    def _build(self, channels: Sequence[int], kernels: Sequence[int], strides: Sequence[int]) -> None:
-        """Make the layers."""
+    def __init__(
+        self,
+        img_shape: Sequence[int],
+        channels_first: bool,
+        activation: str,
+        channels: Sequence[int],
+        kernels: Sequence[int],
+        strides: Sequence[int],
+    ) -> None:
+        super().__init__(img_shape, channels_first, activation)
         if not len(channels) == len(kernels) == len(strides) > 0:
             given = f"channels={list(channels)}, kernels={list(kernels)}, strides={list(strides)}"
             raise ValueError(f"channels, kernels and strides need one number for each layer, got {given}")
         self._n_convs = len(channels)
-        self._overwrite = activation_switch(self._activation_name, inplace=True)
+        self._overwrite = activation_switch(activation, inplace=True)
         widths = [self.in_channels, *channels]
-        for i, (out, kernel, stride) in enumerate(zip(channels, kernels, strides, strict=True)):
+        for i, (out, kernel, stride) in enumerate(zip(channels, kernels, strides)):
             self.add_module(f"conv{i + 1}", nn.Conv2d(widths[i], out, kernel, stride))
         self._check_conv_output()
 
@@ -198,8 +206,7 @@ class NatureishCNN(_ConvStack):
         kernels: Sequence[int] = (8, 4, 3),
         strides: Sequence[int] = (4, 2, 1),
     ) -> None:
-        super().__init__(img_shape, channels_first, activation)
-        self._build(channels, kernels, strides)
+        super().__init__(img_shape, channels_first, activation, channels, kernels, strides)
 
 
 @gin.configurable
@@ -207,8 +214,7 @@ class DrQCNN(_ConvStack):
     """Four 3x3 layers of 32 channels, the first with stride 2 (Yarats et al. 2021)."""
 
     def __init__(self, img_shape: Sequence[int], channels_first: bool = False, activation: str = "leaky_relu") -> None:
-        super().__init__(img_shape, channels_first, activation)
-        self._build((32, 32, 32, 32), (3, 3, 3, 3), (2, 1, 1, 1))
+        super().__init__(img_shape, channels_first, activation, (32, 32, 32, 32), (3, 3, 3, 3), (2, 1, 1, 1))
 
 
 @gin.configurable
@@ -224,9 +230,8 @@ class GridworldCNN(_ConvStack):
         kernels: Sequence[int] | None = None,
         strides: Sequence[int] | None = None,
     ) -> None:
-        super().__init__(img_shape, channels_first, activation)
-        n = len(channels)
-        self._build(channels, (2,) * n if kernels is None else kernels, (1,) * n if strides is None else strides)
+        kernels, strides = ((default,) * len(channels) if x is None else x for x, default in ((kernels, 2), (strides, 1)))
+        super().__init__(img_shape, channels_first, activation, channels, kernels, strides)
 
 
 class _Residual(nn.Module):
@@ -277,13 +282,11 @@ class IMPALAishCNN(CNN):
     ) -> None:
         super().__init__(img_shape, channels_first, activation)
         widths = [self.in_channels, *cnn_block_depths]
-        self.blocks = nn.ModuleList(_IMPALABlock(a, b, activation, post_group_norm) for a, b in pairwise(widths))
+        self.blocks = nn.Sequential(*(_IMPALABlock(a, b, activation, post_group_norm) for a, b in pairwise(widths)))
         self._check_conv_output()
 
     def conv_forward(self, imgs: Tensor) -> Tensor:
-        for block in self.blocks:
-            imgs = block(imgs)
-        return imgs
+        return self.blocks(imgs)
 
 
 class DrQv2Aug(nn.Module):

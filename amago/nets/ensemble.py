@@ -110,13 +110,11 @@ class EnsembleMLP(nn.Module):
             h = self.dropout(self.activation(h))
         return h.flatten(1, -2)
 
-    def forward(self, inp: Tensor, subset: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(B, L, d_inp) -> outputs (B, L, C, d_output), and the features before the last layer, (B, L, C, d_hidden); ``subset``
-        as of `weights`."""
+    def forward(self, inp: Tensor, subset: Tensor | None = None) -> Tensor:
+        """(B, L, d_inp) -> (B, L, C, d_output); ``subset`` as of `weights`."""
         weights = self.weights(subset)
         h = self.features(weights, first_layer(weights, inp.flatten(0, 1), slice(None), bias=True))
-        out = _linear(h, *weights.linear[-1])
-        return tuple(x.transpose(0, 1).unflatten(0, inp.shape[:2]) for x in (out, h))  # type: ignore[return-value]
+        return _linear(h, *weights.linear[-1]).transpose(0, 1).unflatten(0, inp.shape[:2])
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

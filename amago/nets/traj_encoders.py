@@ -29,7 +29,7 @@ from amago.nets.mamba import Mamba, MambaBlock, MambaState
 from amago.nets.traj_base import TRAJ_ENCODERS, LayeredState
 from amago.nets.traj_base import Dones as Dones
 from amago.nets.traj_base import TrajEncoder as TrajEncoder
-from amago.nets.utils import Linear, Log, activation_switch, at_least_float32, autocast_dtype, check_positive
+from amago.nets.utils import Linear, Log, activation_switch, autocast_dtype, check_positive
 
 State: TypeAlias = Tensor | None
 register_traj_encoder = TRAJ_ENCODERS.register
@@ -81,7 +81,8 @@ class FFTrajEncoder(TrajEncoder):
         check_positive(d_model=d_model, n_layers=n_layers)
         d_ff = 4 * d_model if d_ff is None else d_ff
         self.traj_emb = Linear(tstep_dim, d_model)
-        self.traj_blocks = nn.ModuleList(FFBlock(d_model, d_ff, dropout, activation, norm, layer_type) for _ in range(n_layers))
+        blocks = (FFBlock(d_model, d_ff, dropout, activation, norm, layer_type) for _ in range(n_layers))
+        self.traj_blocks = nn.Sequential(*blocks)
         self.traj_last = Linear(d_model, d_model)
         self.out_norm = Normalization(out_norm, d_model)
         self.dropout = nn.Dropout(dropout)
@@ -95,9 +96,7 @@ class FFTrajEncoder(TrajEncoder):
         x = self.activation(self.traj_emb(seq))
         if self.training:
             x = self.dropout(x)
-        for block in self.traj_blocks:
-            x = block(x)
-        return self.out_norm(self.traj_last(x)), hidden_state
+        return self.out_norm(self.traj_last(self.traj_blocks(x))), hidden_state
 
 
 class RNNTrajEncoder(LayeredState, TrajEncoder):
@@ -229,7 +228,7 @@ class MinGRUTrajEncoder(LayeredState, TrajEncoder):
         self._emb_dim = d_model
 
     def init_hidden_state(self, batch_size: int, device: torch.device | str) -> Tensor:
-        exact = at_least_float32(self.inp.weight.new_empty(0)).dtype
+        exact = torch.promote_types(self.inp.weight.dtype, torch.float32)
         return torch.zeros((len(self.layers), batch_size, self.d_hidden), device=device, dtype=exact)
 
     def forward(self, seq: Tensor, time_idxs: Tensor, hidden_state: State = None, log_dict: Log = None) -> tuple[Tensor, State]:
@@ -282,7 +281,7 @@ class MambaTrajEncoder(LayeredState, TrajEncoder):
     def init_hidden_state(self, batch_size: int, device: torch.device | str) -> MambaState:
         weight = self.inp.weight
         conv, ssm = ((len(self.mambas), batch_size, *shape) for shape in self._state_shapes)
-        exact = at_least_float32(weight.new_empty(0)).dtype
+        exact = torch.promote_types(weight.dtype, torch.float32)
         return MambaState(torch.zeros(conv, device=device, dtype=weight.dtype), torch.zeros(ssm, device=device, dtype=exact))
 
     def forward(

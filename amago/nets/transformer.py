@@ -182,19 +182,12 @@ class SigmaReparam(CachedWeights):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., d_in) -> (..., d_out)."""
-        if self.training:
-            return F.linear(x, self.effective_weight(), self.bias)
-        sources = (*self._parameters.values(), *self._buffers.values())  # by attribute takes five times as long
-        return self._cache.linear(x, sources, self.effective_weight, self.bias)
+        return self._product(x, self, self.effective_weight, self._cache)
 
 
 def make_linear(sigma_reparam: bool, d_in: int, d_out: int, bias: bool = True) -> SigmaReparam | Linear:
     """`SigmaReparam`, or a plain linear layer."""
     return SigmaReparam(d_in, d_out, bias) if sigma_reparam else Linear(d_in, d_out, bias)
-
-
-def _effective_weight(layer: SigmaReparam | Linear) -> Tensor:
-    return layer.effective_weight() if isinstance(layer, SigmaReparam) else layer.weight
 
 
 class AttentionLayer(CachedWeights):
@@ -248,21 +241,14 @@ class AttentionLayer(CachedWeights):
 
         Checkpoints order the output as (3, head_dim, H). Rows of the weight are reordered because activations are larger.
         """
-        weight = _effective_weight(self.qkv_projection)
+        weight = self.qkv_projection.effective_weight()
         rows = weight.view(3, self.head_dim, self.n_heads, -1).transpose(1, 2)
         return rows.reshape(weight.shape)
 
     def _out_weight(self) -> Tensor:
         """The effective weight of the output projection, whose columns are multiplied by the scales of heads: activations are larger."""
-        weight = _effective_weight(self.out_projection)
+        weight = self.out_projection.effective_weight()
         return (weight.unflatten(1, (self.n_heads, -1)) * self.head_scaler.view(-1, 1)).flatten(1)
-
-    def _project(self, x: Tensor, layer: SigmaReparam | nn.Linear, weight: Callable[[], Tensor], cache: WeightCache) -> Tensor:
-        """(..., d_in) -> (..., d_out), by a weight made from the parameters of ``layer`` and `head_scaler`."""
-        if self.training:
-            return F.linear(x, weight(), layer.bias)
-        sources = (*layer._parameters.values(), *layer._buffers.values(), self.head_scaler)
-        return cache.linear(x, sources, weight, layer.bias)
 
     def forward(
         self, x: Tensor, rope: tuple[Tensor, Tensor] | None = None, cache: CacheStep | None = None, real: Tensor | None = None
@@ -276,7 +262,7 @@ class AttentionLayer(CachedWeights):
             real: (B, L) bool, False at tokens that none may see; None: no such token.
         """
         B, L, _ = x.shape
-        qkv = self._project(x, self.qkv_projection, self._qkv_weight, self._cache)
+        qkv = self._product(x, self.qkv_projection, self._qkv_weight, self._cache, self.head_scaler)
         if self.training:
             qkv = self.dropout_qkv(qkv)
         q, k, v = qkv.view(B, L, 3, self.n_heads, self.head_dim).permute(2, 0, 3, 1, 4)
@@ -291,7 +277,8 @@ class AttentionLayer(CachedWeights):
             store, index, slots = cache
             k, v = store.write(index, k, v, slots)
             out = self.self_attention(q.to(k.dtype), k, v, slots).to(q.dtype)
-        return self._project(out.transpose(1, 2).reshape(B, L, -1), self.out_projection, self._out_weight, self._out_cache)
+        out = out.transpose(1, 2).reshape(B, L, -1)
+        return self._product(out, self.out_projection, self._out_weight, self._out_cache, self.head_scaler)
 
 
 class TransformerLayer(nn.Module):
@@ -339,9 +326,6 @@ class TransformerLayer(nn.Module):
         return x + (self.dropout_ff(h) if self.training else h)
 
 
-_POS_EMBS = ("fixed", "learned", "learnable", "rope", "none")
-
-
 class Transformer(nn.Module):
     """A linear input layer, a position embedding, ``layers`` and a norm: (B, L, d_inp) -> (B, L, d_model).
 
@@ -365,16 +349,21 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         check_positive(d_inp=d_inp, d_model=d_model, n_layers=len(layers))
-        if pos_emb not in _POS_EMBS:
-            raise ValueError(f"pos_emb={pos_emb!r} is unknown: use one of {', '.join(_POS_EMBS)}")
-        self.head_dim = layers[0].attention_layer.head_dim
-        self.n_heads, self.d_model = layers[0].attention_layer.n_heads, d_model
+        self.n_heads, self.head_dim, self.d_model = (
+            layers[0].attention_layer.n_heads,
+            layers[0].attention_layer.head_dim,
+            d_model,
+        )
+        kinds: dict[str, Callable[[], nn.Module]] = {
+            "fixed": lambda: FixedPosEmb(d_model),
+            **dict.fromkeys(("learned", "learnable"), lambda: LearnablePosEmb(d_model)),
+            "rope": lambda: RotaryPosEmb(self.head_dim),
+            "none": nn.Identity,
+        }
+        if pos_emb not in kinds:
+            raise ValueError(f"pos_emb={pos_emb!r} is unknown: use one of {', '.join(kinds)}")
         self.inp = Linear(d_inp, d_model)
-        self.pos_emb: nn.Module
-        if pos_emb in ("rope", "none"):
-            self.pos_emb = RotaryPosEmb(self.head_dim) if pos_emb == "rope" else nn.Identity()
-        else:
-            self.pos_emb = FixedPosEmb(d_model) if pos_emb == "fixed" else LearnablePosEmb(d_model)
+        self.pos_emb = kinds[pos_emb]()
         self.dropout_emb = nn.Dropout(dropout_emb)
         self.layers = nn.ModuleList(layers)
         self.norm = Normalization(norm, d_model)
