@@ -48,24 +48,6 @@ def test_frozen_critics_let_the_gradient_reach_state_and_action_alone(kind, norm
     assert action.grad.abs().sum() > 0
 
 
-@pytest.mark.parametrize("kind", ["continuous", "discrete"])
-def test_normalised_critics_are_the_same_by_every_way(kind):
-    """Also a subset of them, in blocks or not, and for actions of the data and of the policy together."""
-    net = critics(kind, normalization="layer", n_layers=3)
-    with torch.no_grad():
-        for p in net.parameters():
-            p.add_(torch.randn_like(p))
-    state, action = torch.randn(B, L, D), torch.rand(K, B, L, G, A)
-    want = net(state, action)
-    subset = torch.tensor([2, 0])
-    torch.testing.assert_close(net.evaluate_subset(state, action, subset), want[:, :, :, subset])
-    of_data, of_policy = net.evaluate(state, action[0], action, lambda out: out)
-    torch.testing.assert_close(of_data, want[0])
-    torch.testing.assert_close(of_policy, want)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        torch.testing.assert_close(net(state, action), want, rtol=0.1, atol=0.5)
-
-
 @pytest.mark.parametrize(("kind", "stored", "dtype"), [
     ("discrete", 1, torch.int64), ("continuous", A, torch.float32), ("multibinary", A, torch.int8),
 ])  # fmt: skip

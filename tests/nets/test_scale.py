@@ -10,7 +10,7 @@ import amago
 from amago.nets import cnn
 from amago.nets.actor_critic import PopArtLayer
 from amago.nets.traj_encoders import FFTrajEncoder
-from amago.nets.tstep_encoders import CNNTstepEncoder, DictTstepEncoder, FFTstepEncoder, GoalTstepEncoder, ImageGoalTstepEncoder
+from amago.nets.tstep_encoders import CNNTstepEncoder, DictTstepEncoder, ImageGoalTstepEncoder
 from amago.nets.utils import InputNorm
 from amago.run.checkpoint import load_into
 
@@ -133,19 +133,6 @@ def test_features_of_any_size_are_normalised(size, offset):
         out = norm(x)
     assert 0.5 < out.std() < 1.5
     assert torch.equal(norm.eval()(x), out)
-
-
-@pytest.mark.parametrize("size", [1e-5, 1e5])
-@pytest.mark.parametrize("cls", [FFTstepEncoder, GoalTstepEncoder, DictTstepEncoder])
-def test_encoders_see_differences_of_any_size(cls, size):
-    def spread(size):
-        torch.manual_seed(0)
-        spaces = gym.spaces.Dict({"observation": gym.spaces.Box(-np.inf, np.inf, (4,)), "goals": gym.spaces.Box(-1, 1, (2, 3))})
-        net = cls(spaces, RL2, out_norm="none")
-        obs = {"observation": size * torch.randn(8, 8, 4), "goals": torch.zeros(8, 8, 2, 3)}
-        return net(obs, torch.zeros(8, 8, 3)).std(dim=(0, 1)).mean().item()
-
-    assert spread(size) == pytest.approx(spread(1.0), rel=0.2)
 
 
 EVERYTHING = torch.ones(1, 1, 1, 1, 1)
