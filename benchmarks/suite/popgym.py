@@ -43,8 +43,8 @@ class Game:
     settings: str
 
 
-_CARDS = "--configs zoo/popgym --parallel_actors 32 --grads_per_epoch 50"
-_ANSWERS = "--configs zoo/popgym zoo/popgym_answers --parallel_actors 32 --grads_per_epoch 50"
+CARDS = "--configs zoo/popgym --parallel_actors 32 --grads_per_epoch 50"
+ANSWERS = "--configs zoo/popgym zoo/popgym_answers --parallel_actors 32 --grads_per_epoch 50"
 _BANDIT = "--configs zoo/popgym zoo/popgym_bandit --parallel_actors 32 --grads_per_epoch 50"
 _LONG = "--configs zoo/popgym zoo/popgym_long --parallel_actors 32 --grads_per_epoch 50"
 _LONG_ANSWERS = "--configs zoo/popgym zoo/popgym_answers zoo/popgym_long --parallel_actors 32 --grads_per_epoch 50"
@@ -55,15 +55,15 @@ _GRU_POLES = (
     "--batch_size 24 --max_seq_len 64 --learning_rate 5e-4"
 )
 GAMES = (
-    Game("AutoencodeEasy", -0.283, -0.283, 103, f"{_ANSWERS} --epochs 50 --val_interval 5"),
-    Game("AutoencodeMedium", -0.425, -0.420, 207, f"{_ANSWERS} --epochs 120 --val_interval 5"),
+    Game("AutoencodeEasy", -0.283, -0.283, 103, f"{ANSWERS} --epochs 50 --val_interval 5"),
+    Game("AutoencodeMedium", -0.425, -0.420, 207, f"{ANSWERS} --epochs 120 --val_interval 5"),
     Game("AutoencodeHard", -0.456, -0.448, 311, f"{_LONG_ANSWERS} --epochs 120 --val_interval 5 --batch_size 16"),
-    Game("CountRecallEasy", 0.177, 0.509, 51, f"{_ANSWERS} --epochs 100 --val_interval 5"),
-    Game("CountRecallMedium", -0.528, -0.519, 103, f"{_ANSWERS} --epochs 120 --val_interval 5"),
+    Game("CountRecallEasy", 0.177, 0.509, 51, f"{ANSWERS} --epochs 100 --val_interval 5"),
+    Game("CountRecallMedium", -0.528, -0.519, 103, f"{ANSWERS} --epochs 120 --val_interval 5"),
     Game("CountRecallHard", -0.475, -0.470, 207, f"{_LONG_ANSWERS} --epochs 120 --val_interval 5 --batch_size 16"),
-    Game("HigherLowerEasy", 0.529, 0.529, 51, f"{_ANSWERS} --epochs 100 --val_interval 5"),
-    Game("HigherLowerMedium", 0.511, 0.513, 103, f"{_ANSWERS} --epochs 100 --val_interval 5"),
-    Game("HigherLowerHard", 0.506, 0.509, 155, f"{_ANSWERS} --epochs 100 --val_interval 5"),
+    Game("HigherLowerEasy", 0.529, 0.529, 51, f"{ANSWERS} --epochs 100 --val_interval 5"),
+    Game("HigherLowerMedium", 0.511, 0.513, 103, f"{ANSWERS} --epochs 100 --val_interval 5"),
+    Game("HigherLowerHard", 0.506, 0.509, 155, f"{ANSWERS} --epochs 100 --val_interval 5"),
     Game("MultiarmedBanditEasy", 0.619, 0.631, 200, f"{_BANDIT} --epochs 60 --val_interval 3"),
     Game("MultiarmedBanditMedium", 0.538, 0.598, 400, f"{_LONG_BANDIT} --epochs 60 --val_interval 3 --batch_size 12"),
     Game("MultiarmedBanditHard", 0.516, 0.574, 600, f"{_LONG_BANDIT} --epochs 80 --val_interval 4 --batch_size 8"),
@@ -73,12 +73,12 @@ GAMES = (
     Game("PositionOnlyCartPoleEasy", 1.0, 1.0, 200, f"{_POLES} --max_seq_len 16 --epochs 40 --val_interval 5"),
     Game("PositionOnlyCartPoleMedium", 1.0, 1.0, 400, f"{_GRU_POLES} --epochs 80 --val_interval 5"),
     Game("PositionOnlyCartPoleHard", 1.0, 1.0, 600, f"{_GRU_POLES} --epochs 80 --val_interval 5"),
-    Game("RepeatFirstEasy", 1.0, 1.0, 51, f"{_CARDS} --epochs 20 --val_interval 2"),
-    Game("RepeatFirstMedium", 1.0, 1.0, 415, f"{_CARDS} --epochs 30 --val_interval 2 --batch_size 8"),
+    Game("RepeatFirstEasy", 1.0, 1.0, 51, f"{CARDS} --epochs 20 --val_interval 2"),
+    Game("RepeatFirstMedium", 1.0, 1.0, 415, f"{CARDS} --epochs 30 --val_interval 2 --batch_size 8"),
     Game("RepeatFirstHard", 0.940, 0.969, 831, f"{_LONG} --epochs 30 --val_interval 2 --batch_size 4 --max_seq_len 831"),
-    Game("RepeatPreviousEasy", 1.0, 1.0, 51, f"{_CARDS} --epochs 20 --val_interval 2"),
-    Game("RepeatPreviousMedium", -0.315, 0.789, 103, f"{_CARDS} --epochs 60 --val_interval 3"),
-    Game("RepeatPreviousHard", -0.428, 0.191, 155, f"{_CARDS} --epochs 80 --val_interval 4 --batch_size 16"),
+    Game("RepeatPreviousEasy", 1.0, 1.0, 51, f"{CARDS} --epochs 20 --val_interval 2"),
+    Game("RepeatPreviousMedium", -0.315, 0.789, 103, f"{CARDS} --epochs 60 --val_interval 3"),
+    Game("RepeatPreviousHard", -0.428, 0.191, 155, f"{CARDS} --epochs 80 --val_interval 4 --batch_size 16"),
 )
 
 

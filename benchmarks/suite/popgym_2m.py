@@ -1,0 +1,45 @@
+"""Four games of POPGym within two million steps, their returns normalised to [0, 1], beside published figures of PPO.
+
+python -m benchmarks.suite.popgym_2m run --seeds 3
+python -m benchmarks.suite.popgym_2m table
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from benchmarks.suite.board import Board, Entry, main
+from benchmarks.suite.example import read
+from benchmarks.suite.popgym import ANSWERS, CARDS
+
+PUBLISHED = {
+    "RepeatPreviousEasy": (0.84, 0.79),
+    "AutoencodeEasy": (0.78, 0.72),
+    "ConcentrationEasy": (0.46, 0.74),
+    "BattleshipEasy": (0.52, 0.71),
+}
+"""(GRU, Transformer) of PPO after 2 million steps, mean of five seeds, as the README of a submission of 2026 has them."""
+_LONG = f"{CARDS} --epochs 40 --timesteps_per_epoch 1560 --grads_per_epoch 125 --val_interval 4"
+WORDS = {
+    "RepeatPreviousEasy": f"{CARDS} --epochs 20 --val_interval 2", "AutoencodeEasy": f"{ANSWERS} --epochs 50 --val_interval 5",
+    "ConcentrationEasy": _LONG, "BattleshipEasy": _LONG,
+}  # fmt: skip
+
+
+def table(results: Path) -> str:
+    """One row for each game: greedy returns by seed, normalised, the most steps that one took, and the published figures."""
+    lines = ["| environment | greedy, by seed | steps | PPO, GRU | PPO, Transformer |", "| --- " * 5 + "|"]
+    for name, theirs in PUBLISHED.items():
+        found = read(results / name)
+        scores = ", ".join(f"{(r.greedy + 1) / 2:.2f}" for r in found) or "not run"
+        steps = max((r.steps for r in found), default=0)
+        lines.append(f"| {name} | {scores} | {steps:,} | {theirs[0]:.2f} | {theirs[1]:.2f} |")
+    return "\n".join(lines)
+
+
+ENTRIES = [Entry(name, "03_popgym_suite.py", f"{words} --lr_cooldown 0.5 --env {name}") for name, words in WORDS.items()]
+BOARD = Board("popgym_2m", __doc__ or "", ENTRIES, table, seeds=5)
+
+if __name__ == "__main__":
+    sys.exit(main(BOARD))
