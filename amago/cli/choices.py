@@ -47,6 +47,7 @@ class Choice(NamedTuple):
     arguments: dict[str, Any]  # of the command
     settings: dict[str, Any]  # {"Class.argument": value}; configuration files win over them
     reason: str  # why the agent has memory, or has none; a clause
+    steps_per_update: int = 0  # environment steps, at least, where ``--steps`` spreads few of them over the epochs
 
     def describe(self, env_id: str, given: Mapping[str, Any]) -> str:
         """The choice as text, without the arguments that the user has set (values of ``given`` other than None)."""
@@ -110,6 +111,8 @@ def choose_settings(
         counted = isinstance(env.raw_observation_space, gym.spaces.Discrete)
         chosen = _discrete(counted, trial is not None and trial.tells_nothing, model)
     arguments, options, settings = chosen
+    # values that rest on memory are lost again where a small buffer is trained on more often
+    steps_per_update = 40 if model != "ff" and "targets" not in options and not continuous and not images else 0
     if images_use_little(env):
         settings |= {
             f"{NETS}.tstep_encoders.{encoder}.normalize_images": True for encoder in ("CNNTstepEncoder", "DictTstepEncoder")
@@ -120,7 +123,7 @@ def choose_settings(
     selector = config.selector_of(agent_type)
     known = config.settable_parameters(selector)
     own = {f"{selector}.{name}": value for name, value in options.items() if name in known}
-    return Choice(ARGUMENTS | {"traj_encoder": model} | arguments, own | settings, reason)
+    return Choice(ARGUMENTS | {"traj_encoder": model} | arguments, own | settings, reason, steps_per_update)
 
 
 def comes_with_gymnasium(env: AMAGOEnv) -> bool:

@@ -115,12 +115,16 @@ def make_experiment(args: Namespace, make_env: GymEnv | None = None) -> Experime
     settings: dict[str, Any] = {}
     agent = cli_utils.switch_agent(settings, args.agent_type)
     choice = choose_settings(env, horizon, args.memory, args.traj_encoder, agent, plain=args.no_choices)
-    if not args.quiet:
-        print(choice.describe(make_env.env_id, vars(args)))
     given = Namespace(**vars(args))
     vars(args).update({k: v for k, v in choice.arguments.items() if vars(args)[k] is None})  # in place, for `record_settings`
     if args.steps is not None:
         spread_steps(args, given)
+        if choice.steps_per_update and given.grads_per_epoch is None:
+            most = args.parallel_actors * args.timesteps_per_epoch // choice.steps_per_update
+            args.grads_per_epoch = min(args.grads_per_epoch, max(1, most))
+    if not args.quiet:
+        taken = choice._replace(arguments={name: vars(args)[name] for name in choice.arguments})
+        print(taken.describe(make_env.env_id, vars(given)))
     val_episodes = args.val_episodes or (None if args.eval_timesteps else _val_episodes(args, horizon))
     val_steps = make_env.steps_of(env, -(-(val_episodes or 2) // max(1, args.parallel_actors)))
     env.close()

@@ -21,8 +21,7 @@ from amago.data.batch import Batch
 from amago.nets import ranks
 from amago.run.checkpoint import CheckpointError
 from amago.run.collect import Spaces
-from amago.run.compiling import CompiledLoss, can_compile
-from amago.run.graphs import Update, UpdateGraphs
+from amago.run.compiling import CompiledLoss, Update, UpdateGraphs, can_compile
 from amago.run.group import TIMEOUT, Ranks, leave_at_exit, ranks_on_cpus
 from amago.run.optimizer import load_optimizer, load_schedule, lr_schedule, names_in, rates_of_parts, skips_by_itself
 from amago.run.optimizer import param_groups as param_groups

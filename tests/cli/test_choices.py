@@ -123,6 +123,16 @@ def test_long_rollouts_that_vary_get_a_part_in_a_sequence():
     assert choice.settings["amago.agent.Agent.n_step"] == 10
 
 
+def test_few_steps_are_trained_on_less_often_where_choices_rest_on_memory(tmp_path, capsys):
+    pole = "benchmarks.suite.envs:cartpole_positions"
+    e = experiment(tmp_path, pole, "--steps", "50000")
+    collected = e.train_timesteps_per_epoch * e.parallel_actors
+    assert e.train_batches_per_epoch == collected // 40 < 125
+    assert f"--grads_per_epoch {e.train_batches_per_epoch}" in capsys.readouterr().out
+    assert experiment(tmp_path, pole, "--steps", "50000", "--grads_per_epoch", "125").train_batches_per_epoch == 125
+    assert experiment(tmp_path, pole, "--steps", "500000").train_batches_per_epoch == 125
+
+
 def test_continuous_actions_with_memory():
     choice = chosen(Shown(moves=True, actions=gym.spaces.Box(-1.0, 1.0, (2,))), 200)
     assert (choice.arguments["traj_encoder"], choice.arguments["max_seq_len"]) == ("gru", 32)
