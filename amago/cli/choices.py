@@ -54,10 +54,8 @@ class Choice(NamedTuple):
         words = [f"--{k} {v}" for k, v in self.arguments.items() if given.get(k) is None]
         bindings = [f"{'.'.join(k.split('.')[-2:])} = {v}" for k, v in self.settings.items()]
         memory = "without memory" if self.arguments["traj_encoder"] == "ff" else "with memory"
-        lines = [f"chosen for {env_id}: an agent {memory}, {self.reason}"]
-        lines += ["  " + " ".join(words)] if words else []
-        lines += ["  " + "; ".join(bindings)] if bindings else []
-        return "\n".join(fit_width(line) for line in lines)
+        lines = f"chosen for {env_id}: an agent {memory}, {self.reason}", f"  {' '.join(words)}", f"  {'; '.join(bindings)}"
+        return "\n".join(fit_width(line) for line in lines if line.strip())
 
 
 def choose_settings(

@@ -117,7 +117,7 @@ class Study:
         choices = (f"{name}=choice({', '.join(map(repr, values))})" for name, values in args.sweep.items())
         self.texts = [*(args.space or ()), *choices]
         self.space = parse_space(self.texts)
-        if not self.space and not args.grid and not (self.directory / "study.db").exists():
+        if not self.space and not args.grid:
             raise ValueError(
                 'say what to search over, for example --space "learning_rate=loguniform(1e-5,1e-3)" "Agent.gamma=choice(0.99,0.999)"'
             )
@@ -146,8 +146,6 @@ class Study:
                     self.study.enqueue_trial(params, user_attrs={"seed": i})
                 self.study.set_user_attr("grid_seeds", i + 1)
         self.wanted = 0 if args.grid else args.trials * args.seeds
-        if not self.space:
-            self.space = parse_space(self.study.user_attrs["space"])
 
     def _check(self, name: str, text: str) -> None:
         """Refuse a setting that is unknown, or has a value that does not fit."""
@@ -173,12 +171,11 @@ class Study:
 
     def _compare_with_record(self) -> None:
         """Record what the study was begun with; ValueError if it was begun with other settings."""
-        args, known = self.args, self.study.user_attrs
-        space = sorted(self.texts)
-        for name, value in {"env": args.env, "metric": args.metric, "direction": args.direction, "space": space}.items():
+        known, now = self.study.user_attrs, {name: vars(self.args)[name] for name in ("env", "metric", "direction")}
+        for name, value in (now | {"space": sorted(self.texts)}).items():
             if not known:
                 self.study.set_user_attr(name, value)
-            elif value and known[name] != value:
+            elif known[name] != value:
                 raise ValueError(
                     f"the study in {self.directory} has {name} {known[name]!r}, not {value!r}; another --run_name begins a new one"
                 )

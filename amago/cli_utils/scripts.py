@@ -27,10 +27,8 @@ from amago.nets.tstep_encoders import FFTstepEncoder, TstepEncoder
 from amago.policy.filming import RecordVideo
 from amago.run import checkpoint
 from amago.run.callbacks import Callback, KeepBest
-from amago.run.checkpoint import CheckpointError
 from amago.run.console import metrics_table
 from amago.run.launched.protocol import VARIABLE
-from amago.run.rundir import RunCheckpoints
 from amago.run.settings import collect_only, learn_only
 
 UNTIL_STOPPED = 10**9
@@ -107,13 +105,10 @@ def create_experiment_from_cli(
     args = command_line_args
     relaunch_if_asked(args)
     given = vars(args)  # a script may have replaced arguments, and its own mean something else
-    val_timesteps = given.get("common_eval_timesteps") or val_timesteps_per_epoch or given.get("eval_timesteps")
-    if val_timesteps is None:
-        raise ValueError("val_timesteps_per_epoch is None: pass the steps of an evaluation, or --eval_timesteps")
     optional = {"run_name": run_name, "traj_save_len": traj_save_len, "dataset": dataset}
     settings = experiment_fields_from_cli(args) | {
         "max_seq_len": given.get("common_max_seq_len") or max_seq_len,
-        "val_timesteps_per_epoch": val_timesteps,
+        "val_timesteps_per_epoch": given.get("common_eval_timesteps") or val_timesteps_per_epoch or given.get("eval_timesteps"),
         "wandb_group_name": group_name,
     }
     settings |= {name: value for name, value in optional.items() if value is not None} | fields
@@ -159,14 +154,11 @@ def run_trials(
         epochs = experiment.epochs
         switch_async_mode(experiment, own.mode)
         experiment.epochs = epochs  # --epochs counts for a collector, too
-        saved = RunCheckpoints(experiment.run_dir, experiment.run_name)
-        has_state = own.ckpt in map(checkpoint.epoch_of, checkpoint.training_states(saved.states))
-        if own.ckpt is not None and not has_state and not (weights := saved.weights_of_epoch(own.ckpt)).is_file():
-            raise CheckpointError(f"no training state of epoch {own.ckpt} in {saved.states}, and no weights at {weights}")
         experiment.start()
         try:
-            if own.ckpt is not None:
-                experiment.load_checkpoint(own.ckpt, resume_training_state=has_state)
+            if own.ckpt is not None:  # the weights alone, where these are left
+                states = checkpoint.training_states(experiment.checkpoints.states)
+                experiment.load_checkpoint(own.ckpt, resume_training_state=own.ckpt in map(checkpoint.epoch_of, states))
             record_settings(experiment, own)
             if started is not None:
                 started(experiment)

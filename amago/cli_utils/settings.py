@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 from argparse import Action, ArgumentError, ArgumentParser, Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import gin
 import yaml
 
 from amago import config
+from amago.describe import flatten
 from amago.experiment import Experiment
 from amago.run.rundir import SETTINGS_YAML
 from amago.run.settings import NAMED_FIELDS, ExperimentSettings
@@ -71,12 +72,7 @@ def read_settings(entry: str) -> dict[str, Any] | None:
         raise ValueError(f"cannot read {entry!r}: {' '.join(str(err).split())}") from err
     if not isinstance(tree, dict):
         raise ValueError(f"{entry} must have lines NAME: VALUE, got {tree!r:.80}")
-    return dict(_flat(tree))
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        yield from _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [(f"{prefix}{name}", value)]
+    return flatten(tree)
 
 
 def check_single(name: str, value: object) -> None:

@@ -331,12 +331,14 @@ def machines(content: Content, section: Section) -> None:
     """Machine, versions and changed settings of each start of a run."""
 
     def cells(run: Run) -> list[dict[str, object]]:
-        flat = [flatten(start) for start in run.starts]
-        changes = [{k: v for k, v in (start.get("changed") or {}).items() if k not in NOT_SETTINGS} for start in run.starts]
-        return [
-            {head: row.get(key) for key, head in _STARTS.items()} | {"changed on resume [before, now]": changed or None}
-            for row, changed in zip(flat, changes)
-        ]
+        found = []
+        for start in run.starts:
+            row = flatten(start)
+            changed = {k: v for k, v in (start.get("changed") or {}).items() if k not in NOT_SETTINGS}
+            found.append(
+                {head: row.get(key) for key, head in _STARTS.items()} | {"changed on resume [before, now]": changed or None}
+            )
+        return found
 
     section.add(run_table(content, cells), "the runs have no settings.json")
 

