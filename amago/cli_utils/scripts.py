@@ -18,7 +18,7 @@ from amago.cli_utils.arguments import (
     dataset_limits_from_cli,
     experiment_fields_from_cli,
 )
-from amago.cli_utils.settings import FIELDS, record_settings, take_settings
+from amago.cli_utils.settings import record_settings, take_settings
 from amago.experiment import Experiment
 from amago.launch.api import command
 from amago.loading import DiskTrajDataset, RLDataset
@@ -114,8 +114,9 @@ def create_experiment_from_cli(
     settings |= {name: value for name, value in optional.items() if value is not None} | fields
     for entry in given.get("configs") or ():
         if isinstance(entry, Mapping):  # what the user asks for wins over the script
-            own = {name.removeprefix("Experiment."): value for name, value in entry.items() if name.startswith("Experiment.")}
-            settings |= {name: value for name, value in own.items() if name in FIELDS}
+            settings |= {
+                name.removeprefix("Experiment."): value for name, value in entry.items() if name.startswith("Experiment.")
+            }
     callbacks: list[Callback] = [KeepBest()] if given.get("keep_best") else []
     if given.get("video_interval") is not None:
         callbacks.append(RecordVideo(args.video_interval))

@@ -89,24 +89,22 @@ class _TruncatedContextPolicy:
         self.agent, self.view, self.sample, self.device = agent, view, sample, device
         self._memory = agent.init_hidden_state(rows, device) if view.context is None else None
         self._embedded: list[Tensor] = []  # (rows, 1, D) of the last steps
-        self._times: list[Tensor] = []
 
-    def act(self, obs: dict[str, Array], rl2s: Array, time_idxs: Array, erased: Array) -> Array:
-        """Actions in stored form (rows, S); ``erased`` (rows,): the last step ended an attempt."""
-        tensors = {k: self._tensor(v) for k, v in obs.items()}
-        r, t = self._tensor(rl2s), self._tensor(time_idxs)
-        if self.view.context is None:
+    def act(self, obs: dict[str, Array], rl2s: Array, time: int, erased: Array) -> Array:
+        """Actions in stored form (rows, S) at a step of all rollouts; ``erased`` (rows,): the last step ended an attempt."""
+        tensors, r = {k: self._tensor(v) for k, v in obs.items()}, self._tensor(rl2s)
+        n = self.view.context
+        if n is None:
             if self.view.this_attempt and erased.any():
                 self._memory = self.agent.reset_hidden_state(self._memory, erased)
-            actions, self._memory = self.agent.get_actions(tensors, r, t, self._memory, self.sample)
+            times = torch.full((len(r), 1), time, device=self.device)
+            actions, self._memory = self.agent.get_actions(tensors, r, times, self._memory, self.sample)
             return actions.cpu().numpy()
-        n = self.view.context
         embedded = self.agent.tstep_encoder(obs={k: v.unsqueeze(1) for k, v in tensors.items()}, rl2s=r.unsqueeze(1))
         self._embedded = [*self._embedded, embedded][-n:]
-        self._times = [*self._times, t.unsqueeze(1)][-n:]
-        states, _ = self.agent.traj_encoder(
-            seq=torch.cat(self._embedded, dim=1), time_idxs=torch.cat(self._times, dim=1), hidden_state=None
-        )
+        seq = torch.cat(self._embedded, dim=1)
+        times = torch.arange(time + 1 - seq.shape[1], time + 1, device=self.device)[None, :, None].repeat(len(r), 1, 1)
+        states, _ = self.agent.traj_encoder(seq=seq, time_idxs=times, hidden_state=None)
         return self.agent.act(states[:, -1], tensors, self.sample).cpu().numpy()
 
     def _tensor(self, array: Array) -> Tensor:
@@ -178,13 +176,12 @@ def _wave(
             break
         obs = {k: np.concatenate([s.obs[k] for s in timesteps]) for k in timesteps[0].obs}
         rl2s = np.concatenate([s.rl2 for s in timesteps])
-        times = np.full((len(envs), 1), taken, dtype=np.int64)
         erased = np.array([r.attempt_ends[-1:] == [taken] for r in results])
         if (kept := results[0].steps) is not None and not results[0].ended:
             kept.obs.append({k: v[0] for k, v in obs.items()})
             kept.rl2s.append(rl2s[0])
         with process.own_work():
-            actions = policy.act(obs, rl2s, times, erased)
+            actions = policy.act(obs, rl2s, taken, erased)
         for i in under_way:
             timesteps[i], reward, terminated, truncated, info = envs[i].step(actions[i : i + 1])
             results[i].take(np.asarray(reward).item(), info)
