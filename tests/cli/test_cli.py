@@ -151,13 +151,6 @@ def test_progress(tmp_path, capsys, options, lines):
     assert "\r" not in out + err
 
 
-def test_several_trials(tmp_path):
-    assert train(tmp_path, "--trials", "2") == 0
-    assert {p.name for p in tmp_path.iterdir()} == {"demo_trial_0", "demo_trial_1"}
-    first, second = (tiny.rows(tmp_path / f"demo_trial_{i}", "rollout")[0]["values"] for i in range(2))
-    assert first != second
-
-
 @pytest.mark.parametrize(
     "switches",
     ["--overwrite --keep-best --val-interval 50 --no-log", "--resume auto --share-buffer --ckpt-interval 50", "--overwrite --trials 2",

@@ -83,17 +83,6 @@ def test_memory_matters_and_can_be_forgotten(run):
     torch.testing.assert_close(states[-1], first[0])
 
 
-def test_sampling_follows_the_seed_of_torch(run):
-    def actions(seed, sample):
-        policy = amago.load_policy(run[0], num_envs=50, sample=sample)
-        torch.manual_seed(seed)
-        return policy.act(np.zeros((50, 4), np.float32)).tolist()
-
-    assert actions(1, True) == actions(1, True)
-    assert actions(1, True) != actions(2, True)
-    assert len(set(actions(1, False))) == 1
-
-
 def test_what_is_no_run(tmp_path, run):
     check_refused(
         CheckpointError,
