@@ -176,8 +176,7 @@ class Experiment(ExperimentSettings):
 
     def summary(self, env_summary: str) -> None:
         """Print the most important settings, and the description of the environments that `init_envs` returned."""
-        parts = env_summary, self.actors.exploration, self.learner.describe_computation()
-        self.print(console.summary(self, self.policy, *parts, self.group.count, self.epoch, self.run_seed))
+        self.print(console.summary(self, env_summary))
 
     @property
     def data(self) -> RLDataset:
@@ -290,8 +289,7 @@ class Experiment(ExperimentSettings):
                     self.signals.check()
                     self._epoch()
             self.signals.check()
-            if not self.grad_update_counter:
-                check_trained(self, self.data, self.position.has_trained, self.learner.skipped, self.actors.restarts)
+            check_trained(self)
             self.moments.call("on_end", self)
         except Stopped as stop:
             self.building.leave(stop)
@@ -313,7 +311,7 @@ class Experiment(ExperimentSettings):
             self.collect_new_training_data()
         self.log(collection_ended(self.data, self), "dataset")
         self.signals.check()
-        warn_if_nothing_saved(self, self.data, n, self.actors.saved)
+        warn_if_nothing_saved(self)
         if n >= self.start_learning_at_epoch and self.building.wait_for_data():
             self.batches.renew(self.init_dloaders, self.DEVICE)
             self.train_epoch()

@@ -59,14 +59,9 @@ class Timestep:
         """A copy that opens a new rollout where ``reset_idxs`` (B,) is True: reward, time index, terminal and previous action are zero
         there. The observations are shared with this timestep.
         """
-        opened = np.asarray(reset_idxs, dtype=bool)
-        if opened.shape != (self.batched_envs,):
-            raise ValueError(
-                f"reset_idxs has shape {opened.shape}, but must have one value for each of {self.batched_envs} rows"
-            )
         changed: dict[str, Any] = {name: np.array(vars(self)[name]) for name in _FIELDS}
         for x in changed.values():
-            x[opened] = 0
+            x[np.asarray(reset_idxs, dtype=bool)] = 0
         return replace(self, **changed)
 
 
@@ -83,16 +78,12 @@ class Trajectory:
     """
 
     def __init__(self, timesteps: Iterable[Timestep] | None = None):
-        if isinstance(timesteps, ActionSpec):
-            raise TypeError("Trajectory is a list of timesteps; TrajectoryBuilder(spec) has start, add and freeze")
         self.timesteps: list[Timestep] = []
-        for timestep in () if timesteps is None else timesteps:
+        for timestep in timesteps or ():
             self.add_timestep(timestep)
 
     def add_timestep(self, timestep: Timestep) -> None:
-        """Append a timestep; TypeError if it is none, ValueError if it has more than one row."""
-        if not isinstance(timestep, Timestep):
-            raise TypeError(f"timestep is {type(timestep).__name__}, but must be a Timestep")
+        """Append a timestep; ValueError if it has more than one row."""
         if timestep.batched_envs != 1:
             raise ValueError(f"the timestep has {timestep.batched_envs} rows; split_batched_timestep returns one for each")
         self.timesteps.append(timestep)

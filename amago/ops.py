@@ -5,18 +5,27 @@ Shape letters in the whole project: B sequences, L transitions, K sampled action
 
 from __future__ import annotations
 
+import math
+from typing import TypeVar
+
 import torch
 from torch import Tensor
 
-
-def symlog(x: Tensor) -> Tensor:
-    """sign(x) log(1 + |x|) (Hafner et al. 2023, arXiv 2301.04104)."""
-    return torch.sign(x) * torch.log1p(torch.abs(x))
+T = TypeVar("T", Tensor, float)
 
 
-def symexp(x: Tensor) -> Tensor:
+def symlog(x: T) -> T:
+    """sign(x) log(1 + |x|) of a tensor or a number (Hafner et al. 2023, arXiv 2301.04104)."""
+    if isinstance(x, Tensor):
+        return torch.sign(x) * torch.log1p(torch.abs(x))
+    return math.copysign(math.log1p(abs(x)), x)
+
+
+def symexp(x: T) -> T:
     """The inverse of `symlog`."""
-    return torch.sign(x) * torch.expm1(torch.abs(x))
+    if isinstance(x, Tensor):
+        return torch.sign(x) * torch.expm1(torch.abs(x))
+    return math.copysign(math.expm1(abs(x)), x)
 
 
 def gamma_feature(gammas: Tensor) -> Tensor:

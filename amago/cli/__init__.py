@@ -111,9 +111,9 @@ def _exit_code(err: BaseException) -> int | None:
     from amago.envs.pool import ActorError
     from amago.policy.card import HubError
     from amago.run.checkpoint import CheckpointError
-    from amago.run.data import NoReadableDataError, NothingTrainedError
+    from amago.run.data import NothingTrainedError
 
-    if isinstance(err, ActorError | HubError | MemoryError | NoReadableDataError | NothingTrainedError):
+    if isinstance(err, ActorError | HubError | MemoryError | NothingTrainedError):
         return 1
     told = isinstance(err, CheckpointError | ValueError | TypeError | ImportError) and not raised_while_running(err)
     return 2 if told else None

@@ -7,51 +7,23 @@ import functools
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from amago.compat.parts import is_accelerate_state, load_accelerate_state
 from amago.describe import describe
-from amago.loading import RLDataset
-from amago.run.callbacks import CallbackList
+from amago.run.callbacks import CallbackList, Run
 from amago.run.checkpoint import CheckpointError, Snapshot, epoch_of, identity, load_into, load_training_state
-from amago.run.collect import ActingRun, RunActors
+from amago.run.collect import RunActors
 from amago.run.console import COLLECT, TRAIN, Console
-from amago.run.data import REFUSED_SECONDS, Batches, wait_for_data
+from amago.run.data import REFUSED_SECONDS, wait_for_data
 from amago.run.group import Ranks, Signals, Stopped
 from amago.run.launched import roles
-from amago.run.learner import Learner
 from amago.run.process import draw_seed, keep_freed_memory, rng_state, seed_process, set_rng_state
-from amago.run.rundir import RunDir, check_buffer
+from amago.run.rundir import check_buffer
 from amago.run.settings import ExperimentSettings, check_settings
 from amago.run.state import load_pool_state, refuse
-
-
-class BuiltRun(ActingRun, Protocol):
-    """The parts of `amago.Experiment` that are built, and the methods that build them, because a subclass may override them."""
-
-    learner: Learner
-    batches: Batches
-    rundir: RunDir
-    run_seed: int
-
-    @property
-    def data(self) -> RLDataset: ...
-    @property
-    def epoch(self) -> int: ...
-    def init_dsets(self) -> RLDataset: ...
-    def init_envs(self) -> str: ...
-    def init_dloaders(self) -> object: ...
-    def init_model(self) -> None: ...
-    def init_checkpoints(self) -> None: ...
-    def init_logger(self) -> None: ...
-    def summary(self, env_summary: str) -> None: ...
-    def load_checkpoint_from_path(self, path: str) -> None: ...
-    def save_checkpoint(self) -> None: ...
-    def write_latest_policy(self) -> None: ...
-    def print(self, text: str) -> None: ...
-    def close(self) -> None: ...
 
 
 class Building:
@@ -65,7 +37,7 @@ class Building:
         started, closed: ``start()``, or ``close()``, has ended.
     """
 
-    def __init__(self, run: BuiltRun, settings: ExperimentSettings):
+    def __init__(self, run: Run, settings: ExperimentSettings):
         self.run, self.settings = run, settings
         self.started = self.closed = self._prepared = False
         self._actors: RunActors | None = None

@@ -11,13 +11,11 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from amago.agent import BaseAgent
 from amago.describe import fit_width, format_duration, format_rate, natural_sort_key
 from amago.run.callbacks import Callback, LogRow, Run
 from amago.run.metric_names import AVERAGE_RETURN, ROLLOUT_LENGTH, SUCCESS
 from amago.run.results import Evaluation, by_attempt
 from amago.run.rules import findings
-from amago.run.settings import ExperimentSettings
 
 COLLECT, TRAIN, EVALUATE = "collect", "train", "evaluate"
 UNITS = {COLLECT: "steps", TRAIN: "updates"}
@@ -172,18 +170,15 @@ def _evaluation(metrics: Mapping[str, float]) -> str:
 LARGE = 1_500_000  # parameters, from which an update on a CPU takes tenths of a second
 
 
-def summary(
-    settings: ExperimentSettings, policy: BaseAgent, env_summary: str, exploration: str, computation: str, processes: int, epoch: int,
-    seed: int,
-) -> str:  # fmt: skip
+def summary(s: Run, env_summary: str) -> str:
     """The most important settings of a run, in two columns: with descriptions of its environments, its exploration (or data, if it never
-    collects) and its computation, the number of processes that train together, and the first epoch to run."""
-    s, parameters = settings, policy.trainable_params
-    count, device = sum(p.numel() for p in parameters), next((p.device for p in parameters), "cpu")
+    collects) and its computation, and the first epoch to run."""
+    policy = s.policy
+    count, device = sum(p.numel() for p in policy.trainable_params), next((p.device for p in policy.trainable_params), "cpu")
     rows = {
         "run": f"{s.run_name} ({s.run_dir})",
         "environments": env_summary,
-        "exploration": exploration if s.collects else "",
+        "exploration": s.actors.exploration if s.collects else "",
         "data": "" if s.collects or s.dataset is None else s.dataset.describe(),
         "agent": f"{type(policy).__name__}: {type(policy.tstep_encoder).__name__} -> "
         f"{type(policy.traj_encoder).__name__}, {count:,} trainable parameters on {device}",
@@ -191,12 +186,12 @@ def summary(
         "docs/performance.md)"
         if count > LARGE and str(device) == "cpu"
         else "",
-        "computation": computation,
-        "sequences": f"{s.batch_size * processes} a batch, up to {s.max_seq_len} steps each",
+        "computation": s.learner.describe_computation(),
+        "sequences": f"{s.batch_size * s.group.count} a batch, up to {s.max_seq_len} steps each",
         "an epoch": (f"{s.train_timesteps_per_epoch} steps of each actor, " if s.collects else "")
         + f"{s.train_batches_per_epoch} batches",
-        "epochs": f"{epoch} to {s.epochs}; {_how_often('evaluation', s.val_interval)}, {_how_often('checkpoint', s.ckpt_interval)}",
-        "seed": f"{seed}",
+        "epochs": f"{s.epoch} to {s.epochs}; {_how_often('evaluation', s.val_interval)}, {_how_often('checkpoint', s.ckpt_interval)}",
+        "seed": f"{s.run_seed}",
     }
     width = max(map(len, rows))
     return "\n".join(fit_width(f"  {k:<{width}}  {v}", width + 4) for k, v in rows.items() if v)

@@ -15,6 +15,7 @@ from amago.compat.parts import ForeignLoader, as_loader
 from amago.data.batch import Batch
 from amago.loading import RLDataset, SequenceLoader
 from amago.loading.dataset import collection_ended
+from amago.run.callbacks import Run
 from amago.run.group import Ranks
 from amago.run.settings import ExperimentSettings
 
@@ -23,12 +24,8 @@ REFUSED_SECONDS = 60.0
 """Time that a process which never collects waits for others while all files that it has found were refused."""
 
 
-class NoReadableDataError(RuntimeError):
-    """Files were found, but none that can be sampled; the message gives the reason for each."""
-
-
 class NothingTrainedError(RuntimeError):
-    """A run was to train, and is over without a single update; the message gives the reason."""
+    """A run was to train, and is over without a single update, or all files that it has found are refused; the message gives the reasons."""
 
 
 class Batches:
@@ -91,37 +88,35 @@ class Batches:
             self._given.close()
 
 
-def _nothing_ended(s: ExperimentSettings) -> str:
+def _nothing_ended(run: Run) -> str:
     return (
-        f"no rollout ended and was saved within train_timesteps_per_epoch={s.train_timesteps_per_epoch} steps of each actor an epoch: collect "
+        f"no rollout ended and was saved within train_timesteps_per_epoch={run.train_timesteps_per_epoch} steps of each actor an epoch: collect "
         "for longer, give the environment a time limit, or save rollouts in pieces (traj_save_len)"
     )
 
 
-def warn_if_nothing_saved(s: ExperimentSettings, dataset: RLDataset, epoch: int, saved: int) -> None:
-    """Warn if collection has left nothing to learn from although every actor has taken 1,000 steps: long rollouts are not a mistake.
-
-    Args:
-        epoch: the number of the current one, whose phase of collection is over.
-        saved: trajectories that this process has saved; others may have taken them away since.
-    """
-    taken = (epoch + 1 - max(0, s.start_collecting_at_epoch)) * (s.train_timesteps_per_epoch or 0)
-    if dataset.save_new_trajs_to is not None and not dataset.ready_for_training and not saved and taken >= 1000:
-        warnings.warn(f"there is nothing to learn from yet: {_nothing_ended(s)}", stacklevel=2)
+def warn_if_nothing_saved(run: Run) -> None:
+    """Warn after a phase of collection if there is nothing to learn from although every actor has taken 1,000 steps: long rollouts are not a
+    mistake. Others may have taken away what this process has saved."""
+    taken = (run.epoch + 1 - max(0, run.start_collecting_at_epoch)) * (run.train_timesteps_per_epoch or 0)
+    nothing = run.data.save_new_trajs_to is not None and not run.data.ready_for_training and not run.actors.saved
+    if nothing and taken >= 1000:
+        warnings.warn(f"there is nothing to learn from yet: {_nothing_ended(run)}", stacklevel=2)
 
 
-def check_trained(s: ExperimentSettings, dataset: RLDataset, has_trained: bool, skipped: int, restarts: int) -> None:
+def check_trained(run: Run) -> None:
     """Refuse to end, as if all were well, a run without updates that was to train, unless the dataset never has any data, or a training phase
     of the user's own skipped none: a `NothingTrainedError` names the reason, from the updates that were skipped and the environments that
     were replaced."""
-    if not s.learns or not dataset.can_become_ready or (has_trained and not skipped):
+    skipped, restarts = run.learner.skipped, run.actors.restarts
+    if run.grad_update_counter or not run.learns or not run.data.can_become_ready or (run.position.has_trained and not skipped):
         return
     if skipped:
         why = f"all {skipped} updates were skipped, because the loss or its gradient was not finite: look for huge observations or rewards"
-    elif not s.collects:
+    elif not run.collects:
         why = "this process does not collect, and there was no data of others"
     else:
-        why = _nothing_ended(s) + (f"; {restarts} environments failed and were replaced, see the log" if restarts else "")
+        why = _nothing_ended(run) + (f"; {restarts} environments failed and were replaced, see the log" if restarts else "")
     raise NothingTrainedError(f"the run is over and has trained on nothing: {why}")
 
 
@@ -136,7 +131,7 @@ def wait_for_data(dataset: RLDataset, refused_timeout: float, pause: Callable[[]
         pause: waits a moment, equally in all ranks; may raise to end the wait.
 
     Raises:
-        NoReadableDataError: that time is over.
+        NothingTrainedError: that time is over.
     """
     ranks = ranks or Ranks()
     since = None  # when there were refused files for the first time
@@ -148,7 +143,7 @@ def wait_for_data(dataset: RLDataset, refused_timeout: float, pause: Callable[[]
             logger.warning("no file that was found can be sampled; the run fails after %g s: %s", refused_timeout, listed)
         since = (since or now) if refused else None
         if ranks.any(since is not None and now - since >= refused_timeout):
-            raise NoReadableDataError(
+            raise NothingTrainedError(
                 f"there is nothing to train on: this process does not collect, all {len(refused):,} files that were found were "
                 f"refused, and no others came within {refused_timeout:g} seconds. Remove these files, or convert recordings of other "
                 f"systems ('amago buffer import'); start processes that collect before this one:{listed}"

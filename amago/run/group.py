@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
@@ -35,10 +35,6 @@ class Stopped(SystemExit):
     def is_interrupt(self) -> bool:
         """True for SIGINT in a notebook or at a prompt, where the process goes on and ``learn()`` returns."""
         return self.code == 128 + signal.SIGINT and "ps1" in vars(sys)
-
-
-class RankLostError(RuntimeError):
-    """Another rank has ended without reporting it: it failed, or was killed."""
 
 
 def ranks_on_cpus() -> bool:
@@ -92,7 +88,7 @@ class Ranks:
         return self.gather([item])[0]
 
     def largest(self, number: int) -> int:
-        """The largest number of all ranks, or `RankLostError` where one has ended. Until all are here, signals are handled."""
+        """The largest number of all ranks, or a RuntimeError where one has ended. Until all are here, signals are handled."""
         if self.count == 1:
             return number
         value, wait = torch.tensor([number]), 5e-5
@@ -103,7 +99,7 @@ class Ranks:
                 wait = min(2 * wait, 0.02)
             work.wait()
         except RuntimeError as err:
-            raise RankLostError(
+            raise RuntimeError(
                 f"rank {self.index} has lost another of the {self.count} ranks, which failed or was killed (its own output says why); the "
                 "run goes on from its last training state with resume='auto'"
             ) from err
@@ -193,29 +189,28 @@ class Signals:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         after: dict[int, Any] = self._previous
         if self._previous and isinstance(value, Stopped) and not value.is_interrupt:
-            after = dict.fromkeys(self._previous, _IgnoredUntilExit(weakref.ref(value), self._previous))
+            after = dict.fromkeys(self._previous, _ignore_until_exit(weakref.ref(value), self._previous))
         for signum, handler in after.items():
             signal.signal(signum, handler)
         self._previous = {}
 
 
-class _IgnoredUntilExit:
+def _ignore_until_exit(stop: weakref.ref[Stopped], before: Mapping[int, Any]) -> Callable[[int, FrameType | None], None]:
     """A handler that ignores signals while a `Stopped` propagates, and restores the previous handlers if it was discarded.
 
     Python restores default handlers when the interpreter shuts down, but keeps SIG_IGN, which is therefore set at exit.
     """
 
-    def __init__(self, exception: weakref.ref[Stopped], before: Mapping[int, Any]):
-        self.exception, self.before = exception, dict(before)
-        atexit.register(self._at_exit)
-
-    def __call__(self, signum: int, frame: FrameType | None) -> None:
-        if self.exception() is None:  # it was caught, and the process continues
-            for number, handler in self.before.items():
+    def ignore(signum: int, frame: FrameType | None) -> None:
+        if stop() is None:  # it was caught, and the process continues
+            for number, handler in before.items():
                 signal.signal(number, handler)
             signal.raise_signal(signum)
 
-    def _at_exit(self) -> None:
-        for number in self.before:
-            if signal.getsignal(number) is self:
+    def at_exit() -> None:
+        for number in before:
+            if signal.getsignal(number) is ignore:
                 signal.signal(number, signal.SIG_IGN)
+
+    atexit.register(at_exit)
+    return ignore

@@ -235,16 +235,16 @@ class Learner:
 
     def describe_computation(self) -> str:
         """How updates are computed; "" where that is usual: in float32 on a CPU."""
-        s, compiled = self.settings, self._compiled is not None
-        on_gpu = self.accelerator.device.type == "cuda"
-        loss = (
-            "losses compiled at the first updates" if compiled else f"losses not compiled ({self.why_eager or 'compile=False'})"
-        )
-        products = (
-            f"float32 products in TF32 (matmul_precision={s.matmul_precision!r}), " if s.matmul_precision != "highest" else ""
-        )
-        graphs = ", each update replayed as one CUDA graph" if s.cuda_graphs else ""
-        return (products + loss + graphs if on_gpu else loss) if on_gpu or compiled else ""
+        s, on_gpu, parts = self.settings, self.accelerator.device.type == "cuda", []
+        if on_gpu and s.matmul_precision != "highest":
+            parts.append(f"float32 products in TF32 (matmul_precision={s.matmul_precision!r})")
+        if self._compiled is not None:
+            parts.append("losses compiled at the first updates")
+        elif on_gpu:
+            parts.append(f"losses not compiled ({self.why_eager or 'compile=False'})")
+        if on_gpu and s.cuda_graphs:
+            parts.append("each update replayed as one CUDA graph")
+        return ", ".join(parts)
 
     def begin_training(self, from_records: bool) -> str:
         """Begin a training phase, of data that was not collected for this run if ``from_records``; returns a line about changes of the agent."""

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import fmean
-from typing import NamedTuple
 
 from amago.run.callbacks import LogRow
 from amago.run.metric_names import AVERAGE_RETURN, NUMBER_OF_ROLLOUTS
@@ -85,27 +84,20 @@ def _growing_memory(rows: Rows) -> str | None:
     return f"memory grew from {second:.1f} to {last:.1f} GiB, and does not stop" if grows else None
 
 
-class Rule(NamedTuple):
-    """A rule: what it finds in the rows of a log, the newest last, in words or None; and what to do."""
-
-    find: Callable[[Rows], str | None]
-    advice: str
-
-
 RULES = {
-    "huge rewards": Rule(_huge_rewards, "Agent.rescale_critics = True, or divide them in the environment"),
-    "no reward": Rule(_no_reward, "more exploration, an easier start, or goals in hindsight"),
-    "collapsed policy": Rule(_collapsed_policy, "a lower learning_rate or tau, more data for each update"),
-    "few approved": Rule(_few_approved, "more exploration, or another filter (Agent.fbc_filter_func)"),
-    "few rollouts": Rule(_few_rollouts, "a larger val_timesteps_per_epoch, or val_episodes=20"),
-    "slow environments": Rule(_slow_environments, "env_mode='async', more parallel_actors, or more updates an epoch"),
-    "growing memory": Rule(_growing_memory, "look for a leak in the environment, or limit what it keeps"),
+    "huge rewards": (_huge_rewards, "Agent.rescale_critics = True, or divide them in the environment"),
+    "no reward": (_no_reward, "more exploration, an easier start, or goals in hindsight"),
+    "collapsed policy": (_collapsed_policy, "a lower learning_rate or tau, more data for each update"),
+    "few approved": (_few_approved, "more exploration, or another filter (Agent.fbc_filter_func)"),
+    "few rollouts": (_few_rollouts, "a larger val_timesteps_per_epoch, or val_episodes=20"),
+    "slow environments": (_slow_environments, "env_mode='async', more parallel_actors, or more updates an epoch"),
+    "growing memory": (_growing_memory, "look for a leak in the environment, or limit what it keeps"),
 }
-"""{name: rule}."""
+"""{name: (what it finds in the rows of a log, the newest last, in words or None; what to do)}."""
 
 
 def findings(rows: Rows) -> Iterator[tuple[str, str, str]]:
     """The name, words and advice of each rule that finds something."""
-    for name, rule in RULES.items():
-        if words := rule.find(rows):
-            yield name, words, rule.advice
+    for name, (find, advice) in RULES.items():
+        if words := find(rows):
+            yield name, words, advice

@@ -7,7 +7,7 @@ import tiny
 from store_helpers import put
 
 from amago.loading import DatasetSettings, DiskTrajDataset, DoNothingDataset, MixtureOfDatasets
-from amago.run.data import NoReadableDataError, wait_for_data
+from amago.run.data import NothingTrainedError, wait_for_data
 
 
 def of_the_original(part):
@@ -76,7 +76,7 @@ def test_an_empty_buffer_is_waited_for(tmp_path):
 def test_with_refused_files_alone_the_wait_ends_with_the_reasons(tmp_path, refused, part):
     refused(buffer(tmp_path, part))
     for reason in (REFUSED[refused], "an earlier process"):  # the second process finds the file in quarantine, or where it was
-        with pytest.raises(NoReadableDataError, match="all 1 files that were found were refused") as error:
+        with pytest.raises(NothingTrainedError, match="all 1 files that were found were refused") as error:
             wait_for_data(opened(tmp_path), 0.0, times(1))
         assert (REFUSED[refused] if refused is of_the_original else reason) in str(error.value)
         where = f"{part}/CartPole" if refused is of_the_original else f"quarantine/{part}-"  # others' files stay
@@ -93,7 +93,7 @@ def test_files_that_come_in_time_end_the_wait(tmp_path):
 def test_many_files_are_counted_but_not_all_listed(tmp_path):
     for i in range(1234):
         (buffer(tmp_path) / f"{i:04d}.txt").touch()
-    with pytest.raises(NoReadableDataError, match="all 1,234 files") as error:
+    with pytest.raises(NothingTrainedError, match="all 1,234 files") as error:
         wait_for_data(opened(tmp_path), 0.0, times(1))
     assert str(error.value).count(".txt") == 10
     assert str(error.value).endswith("and 1,224 more")
@@ -103,7 +103,7 @@ def test_a_mixture_knows_the_refused_files_of_its_parts(tmp_path):
     of_text(buffer(tmp_path))
     mixture = MixtureOfDatasets([DoNothingDataset(), DiskTrajDataset(tmp_path, "run")], [1, 1])
     mixture.configure(DatasetSettings(4))
-    with pytest.raises(NoReadableDataError, match=r"README\.md"):
+    with pytest.raises(NothingTrainedError, match=r"README\.md"):
         wait_for_data(mixture, 0.0, times(1))
 
 
@@ -119,6 +119,6 @@ def impatient(monkeypatch):
 def test_a_learner_stops_instead_of_waiting_for_ever(tmp_path):
     of_the_original(buffer(tmp_path))
     for _ in range(2):
-        with pytest.raises(NoReadableDataError, match=r"within 0\.1 seconds(.|\n)*CartPole_0a1b2c3d"):
+        with pytest.raises(NothingTrainedError, match=r"within 0\.1 seconds(.|\n)*CartPole_0a1b2c3d"):
             tiny.learned(tmp_path, train_timesteps_per_epoch=0, resume="auto")
         tiny.close_all()
