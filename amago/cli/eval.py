@@ -205,12 +205,9 @@ def load_agent(args: Namespace, run_dir: Path) -> tuple[GymEnv, Policy]:
     policy = load_policy(args.run, args.device, sample=not args.greedy, gamma=args.gamma, modules=args.modules)
     with closing(make_env()) as env:
         trained, found = (policy.observation_space, policy.action_space), (env.observation_space, env.action_spec.space)
-    if space_differences(trained, found, dtypes=False):
-        (of_policy, actions), (of_env, other) = (({k: s.shape for k, s in o.spaces.items()}, a) for o, a in (trained, found))
-        raise ValueError(
-            f"the policy was trained for observations {of_policy} and actions {actions}, but {make_env.env_id} has observations {of_env} "
-            f"and actions {other}"
-        )
+    if differ := space_differences(trained, found, dtypes=False):
+        pairs = "; ".join(f"{name}: {of_policy} in training, {of_env} here" for name, of_policy, of_env in differ)
+        raise ValueError(f"the policy was trained for other spaces than those of {make_env.env_id}: {pairs}")
     return make_env, policy
 
 

@@ -134,16 +134,17 @@ def set_arguments(parser: ArgumentParser, args: Namespace, settings: Mapping[str
 
 
 def _set(parser: ArgumentParser, args: Namespace, action: Action, name: str, value: object) -> None:
-    action.required, several = False, isinstance(value, list)
+    action.required = False
     if action.nargs == 0 and not isinstance(value, bool):
         raise ValueError(f"{name} must be True or False, got {value!r}")
-    if several and action.nargs is None:
+    if isinstance(value, list) and action.nargs is None:
         raise ValueError(f"{name} takes one value, got {value!r}")
     if value is None or action.nargs == 0:
         setattr(args, action.dest, value)
         return
+    given = value if isinstance(value, list) else [value]
     try:
-        parsed = parser._get_values(action, list(map(str, value if isinstance(value, list) else [value])))
+        parsed = parser._get_values(action, [*map(str, given)])
     except ArgumentError as err:
         raise ValueError(str(err)) from err
     action(parser, args, parsed, action.option_strings[0])

@@ -251,13 +251,11 @@ def read_run(path: Path) -> Run:
 
 
 def name_runs(runs: Sequence[Run]) -> None:
-    """Put as much of their path in front of the names of runs as makes them unique."""
-    clashes, n = list(runs), 1
-    while clashes:
-        for run in clashes:
-            run.name = "/".join(run.path.absolute().parts[-n:])
-        names, n = [run.name for run in runs], n + 1
-        clashes = [run for run in clashes if names.count(run.name) > 1 and n <= len(run.path.absolute().parts)]
+    """Put the path from their common directory in front of the names of runs that have the same."""
+    paths = [run.path.absolute() for run in runs]
+    for run, path in zip(runs, paths):
+        if sum(other.name == path.name for other in paths) > 1:
+            run.name = os.path.relpath(path, os.path.commonpath([other.parent for other in paths]))
 
 
 def base_name(name: str) -> str:

@@ -202,8 +202,6 @@ def test_actions_of_several_parts_that_do_not_fit_are_refused(capsys):
     source = write_robot("npz")
     message = refused(capsys, "import", source, "run", "--action-space", "multidiscrete:4,4")
     assert names(message, "actions", "MultiDiscrete([4 4])")
-    message = refused(capsys, "import", source, "run", "--action-space", "tuple(discrete:4;box:-30,30)")
-    assert names(message, "actions", (31, 4), "Tuple(", 2, "1 of 0", "1 of 1")
     message = refused(capsys, "import", source, "run", "--action-space", "tuple(discrete:4;discrete:9;bits:2)")
     assert names(message, "(1)", -30, 0, 8)
     assert not os.path.exists("run/buffer/protected") or not os.listdir("run/buffer/protected")

@@ -45,34 +45,6 @@ def test_long_logs_are_means_of_neighbours(rows):
     assert (np.diff(x) > 0).all()
 
 
-def test_what_is_not_finite_or_not_there_is_left_out_and_what_is_no_row_refused():
-    values = [{RETURN: 1}, {RETURN: None}, {"x": 4}, {RETURN: 3}]
-    log = Log(row("val", v, steps=i) for i, v in enumerate(values))
-    wrong = [
-        [],
-        {"epoch": 1},
-        {**row("val", {}), "epoch": "1"},
-        {**row("val", {}), "values": [1]},
-        row("val", {"a": "b"}),
-        3,
-        None,
-    ]
-    for bad in wrong:
-        with pytest.raises(ValueError):
-            log.add(bad)
-    assert [column(log), column(log, name="x"), column(log, name="y")] == [([0, 3], [1, 3]), ([2], [4]), ([], [])]
-    assert (log.rows, log.not_finite, log.names["val"]) == (4, 1, [RETURN, "x"])
-
-
-def test_what_a_killed_run_has_abandoned_is_dropped():
-    log = Log(r for epoch in range(4) for r in phases(epoch, epoch))
-    for r in [*phases(2, 20, seconds=65.0), *phases(3, 30, seconds=95.0)]:
-        log.add(r)
-    assert column(log) == ([0, 100, 200, 300], [0, 1, 20, 30])
-    assert column(log, "train", "Critic Loss", "grad_steps")[0] == [10, 20, 30, 40]
-    assert (log.went_back, log.several, log.highest) == (1, False, (3, 400, 40, 125.0))
-
-
 def test_a_learner_and_collectors_in_one_log_lose_nothing():
     log = Log()
     for epoch in range(5):

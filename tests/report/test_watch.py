@@ -51,7 +51,7 @@ def test_runs_appear_grow_move_and_are_done(tmp_path, monkeypatch):
         append(path, *phases(0, 5), *phases(1, 6))
         found = runs_of(page())["r"]
         assert (found["state"], found["epochs"], found["mean return"]) == ("running", "2 of 4 (50%)", "6 (val)")
-        assert re.match(r"1:00 min \(\w+ \d\d:\d\d\)", found["time left"])
+        assert re.match(r"0:01:00 \(\w+ \d\d:\d\d\)", found["time left"])
         assert "1 of 1 runs running" in page()
         with (path / "metrics.jsonl").open("a") as file:
             file.write('{"epoch": 3, "env_st')  # killed while writing
