@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -85,6 +86,16 @@ def _set_directory(path: str) -> None:
         os.chdir(path)
 
 
+def _set_filters(filters: list[Any]) -> None:
+    warnings.resetwarnings()  # also makes modules look at the filters again
+    warnings.filters.extend(filters)  # type: ignore[attr-defined]  # a list, which only the stubs call a sequence
+
+
+def _set_variables(wanted: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(wanted)
+
+
 def _set_device(device: torch.device) -> None:
     torch.set_default_device(None if device.type == "cpu" else device)
 
@@ -93,12 +104,15 @@ _SHARED: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {  # how ea
     "gradient mode": (torch.is_grad_enabled, torch.set_grad_enabled),
     "default dtype": (torch.get_default_dtype, torch.set_default_dtype),
     "default device": (torch.get_default_device, _set_device),
+    "deterministic algorithms": (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
     "threads": (torch.get_num_threads, torch.set_num_threads),
     "torch": (lambda: [generator.get_state() for generator in _generators()], _set_generators),
     "numpy": (np.random.get_state, np.random.set_state),
     "random": (random.getstate, random.setstate),
     "floating-point errors": (np.geterr, lambda kept: np.seterr(**kept)),
+    "warnings": (lambda: list(warnings.filters), _set_filters),
     "directory": (_directory, _set_directory),
+    "environment variables": (lambda: dict(os.environ), _set_variables),
 }
 _RANDOM = ("torch", "numpy", "random")  # which change with each use, and are not compared
 

@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import warnings
 from functools import partial
 
 import gymnasium as gym
@@ -22,16 +23,24 @@ from amago.run.group import Stopped
 EPISODE = 4
 
 
+def changes_environment_variables():
+    os.environ["CUDA_VISIBLE_DEVICES"] = "7"
+    os.environ.pop("KEPT_BY_THE_RUN", None)
+
+
 MEDDLING = {
     "gradients": lambda: torch.set_grad_enabled(False),
     "dtype": lambda: torch.set_default_dtype(torch.float64),
     "device": lambda: torch.set_default_device("meta"),
     "threads": lambda: torch.set_num_threads(3),
+    "deterministic": lambda: torch.use_deterministic_algorithms(True),
     "torch": lambda: torch.manual_seed(0),
     "numpy": lambda: np.random.seed(0),
     "random": lambda: random.seed(0),
     "floating point": lambda: np.seterr(all="raise"),
+    "warnings": lambda: warnings.simplefilter("error"),
     "directory": lambda: os.chdir("/"),
+    "variables": changes_environment_variables,
     "signals": lambda: [signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, signal.SIGTERM)],
 }
 
@@ -80,7 +89,8 @@ def make_rows(what, where):
 def state():
     return {
         "gradients": torch.is_grad_enabled(), "dtype": torch.get_default_dtype(), "device": torch.get_default_device(),
-        "threads": torch.get_num_threads(), "floating point": np.geterr(), "directory": os.getcwd(),
+        "threads": torch.get_num_threads(), "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "floating point": np.geterr(), "warnings": list(warnings.filters), "directory": os.getcwd(), "variables": dict(os.environ),
         "signals": [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)],
     }  # fmt: skip
 
@@ -101,6 +111,8 @@ class Watches(amago.Callback):
 @pytest.fixture
 def restored(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KEPT_BY_THE_RUN", "1")
+    torch.use_deterministic_algorithms(False)  # imports, on first use, what sets a variable and a filter of warnings
     yield
     torch.set_num_threads(1)
 
