@@ -58,7 +58,7 @@ def test_rows_are_gymnax_itself() -> None:
     env.reset(seed=0)
     env.action_space.seed(1)
     for _ in range(30):
-        before = jax.tree.map(lambda leaf: leaf[2], env._state)
+        before = jax.tree.map(lambda leaf: leaf[2], env._state[0])
         action = env.action_space.sample()
         obs, reward, terminated, truncated, info = env.step(action)
         expected, state, r, done, _ = own.step_env(jax.random.key(0), before, action[2], params)
@@ -66,7 +66,7 @@ def test_rows_are_gymnax_itself() -> None:
         ended = terminated[2] or truncated[2]
         assert np.allclose(info["final_obs"][2] if ended else obs[2], expected, atol=1e-6)
         if not ended:
-            assert int(jax.tree.map(lambda leaf: leaf[2], env._state).time) == int(state.time)
+            assert int(env._state[0].time[2]) == int(state.time)
 
 
 def test_time_limits_truncate_and_keep_the_last_observation() -> None:

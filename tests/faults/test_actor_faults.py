@@ -33,7 +33,6 @@ from workers import actors_of, pids
 from amago.envs import ActorError, AMAGOEnv, make_pool
 from amago.envs.pool import worker as protocol
 from amago.envs.pool import worker as worker_module
-from amago.envs.pool.memory import available_memory
 
 W, PATIENCE = 8, 200.0
 
@@ -426,27 +425,3 @@ def test_too_little_shared_memory_is_reported_before_the_first_step(tmp_path):
     assert "parallel_actors" in text
     assert tallied(steps) == 0
     report("runs with too little shared memory ended with an error that names it, before the first step", 1, 1)
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_what_a_container_leaves_is_what_there_is(version, tmp_path):
-    machine = available_memory(tmp_path)  # no control groups are there
-    assert machine > 2**24
-    top = tmp_path / "sys/fs/cgroup"
-    top = top / "memory" if version == 1 else top
-    inner = top / "job/step"
-    for folder in (tmp_path / "proc/self", inner):
-        folder.mkdir(parents=True)
-    line = "4:cpu,memory:/job/step" if version == 1 else "0::/job/step"
-    (tmp_path / "proc/self/cgroup").write_text(f"9:pids:/\n{line}\n")
-    limit, used = ("memory.limit_in_bytes", "memory.usage_in_bytes") if version == 1 else ("memory.max", "memory.current")
-    (inner / limit).write_text("max\n" if version == 2 else f"{2**63 - 4096}\n")
-    (inner / used).write_text("100\n")
-    assert available_memory(tmp_path) > 2**24  # a group without a limit
-    (inner.parent / limit).write_text("5000\n")
-    (inner.parent / used).write_text("3000\n")
-    cache = "total_inactive_file" if version == 1 else "inactive_file"
-    (inner.parent / "memory.stat").write_text(f"anon 2500\n{cache} 500\n")
-    assert available_memory(tmp_path) == 2500
-    (inner.parent / used).write_text("9000\n")
-    assert available_memory(tmp_path) == 0

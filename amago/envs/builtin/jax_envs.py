@@ -169,6 +169,9 @@ class JaxVectorEnv(JaxRows):
         ValueError: it resets itself.
     """
 
+    keeps_indices = False
+    """Whether an observation in a Discrete space stays an index."""
+
     def __init__(
         self,
         env: Any,
@@ -182,27 +185,42 @@ class JaxVectorEnv(JaxRows):
         params = env.default_params if params is None and suite in ("gymnax", "craftax", "xminigrid") else params
         params = params() if callable(params) else params  # a method in XLand-MiniGrid
         self.env_name, self.horizon = f"{suite}_{getattr(env, 'name', type(env).__name__)}", time_limit
-        reset, step, action_space = _functions(env, params, suite)
-        jax = require("jax", "jax")
-        obs_space = space_of(self.env_name, jax.eval_shape(reset, jax.random.key(0))[0])
+        given = env, params, suite, time_limit, self.keeps_indices
+        try:
+            made = _row_functions(*given)
+        except TypeError:  # parameters that contain arrays are not hashable
+            made = _row_functions.__wrapped__(*given)
+        super().__init__(num_envs, *made, "jax", device, (), arrays)
 
-        def reset_row(_: object, key: JaxArray) -> RowReset:
-            obs, state = reset(key)
-            return (state, jax.numpy.int32(0)), as_declared(obs, obs_space)
 
-        def step_row(_: object, key: JaxArray, state: Any, action: JaxArray) -> RowStep:
-            step_key, reset_key = jax.random.split(key)
-            obs, inner, reward, terminated, truncated = step(step_key, state[0], action)
-            count = state[1] + 1
-            if time_limit is not None:
-                truncated = (truncated | (count >= time_limit)) & ~terminated
-            new, first = reset_row(None, reset_key)
-            last = as_declared(obs, obs_space)
-            ended = terminated | truncated
-            state, obs = use_after(jax, ended, (new, first), ((inner, count), last))
-            return state, obs, jax.numpy.asarray(reward, np.float32), terminated, truncated, last, {}
+@lru_cache(maxsize=8)
+def _row_functions(
+    env: Any, params: Any, suite: str, time_limit: int | None, keeps_indices: bool
+) -> tuple[gym.Space[Any], gym.Space[Any], Callable[..., RowReset], Callable[..., RowStep]]:
+    """The observation and action space of a row, and the functions that reset and step it."""
+    reset, step, action_space = _functions(env, params, suite)
+    jax = require("jax", "jax")
+    returned = jax.eval_shape(reset, jax.random.key(0))[0]
+    declared = env.observation_space(params) if keeps_indices else None
+    index = type(declared).__name__ == "Discrete" and getattr(returned, "shape", None) == ()
+    space = gym.spaces.Discrete(int(declared.n)) if index else space_of(suite, returned)
 
-        super().__init__(num_envs, obs_space, action_space, reset_row, step_row, "jax", device, (), arrays)
+    def reset_row(_: object, key: JaxArray) -> RowReset:
+        obs, state = reset(key)
+        return (state, jax.numpy.int32(0)), as_declared(obs, space)
+
+    def step_row(_: object, key: JaxArray, state: Any, action: JaxArray) -> RowStep:
+        step_key, reset_key = jax.random.split(key)
+        obs, inner, reward, terminated, truncated = step(step_key, state[0], action)
+        count = state[1] + 1
+        if time_limit is not None:
+            truncated = (truncated | (count >= time_limit)) & ~terminated
+        new, first = reset_row(None, reset_key)
+        last = as_declared(obs, space)
+        state, obs = use_after(jax, terminated | truncated, (new, first), ((inner, count), last))
+        return state, obs, jax.numpy.asarray(reward, np.float32), terminated, truncated, last, {}
+
+    return space, action_space, reset_row, step_row
 
 
 SUITES = ("gymnax", "xminigrid", "navix", "craftax", "brax", "mujoco_playground")
@@ -230,9 +248,8 @@ def _functions(env: Any, params: Any, suite: str) -> tuple[Reset, StepOfRow, gym
     if suite in ("gymnax", "craftax"):
 
         def step(key: Any, state: Any, action: Any) -> tuple[Any, ...]:
-            obs, state, reward, done, *more = env.step_env(key, state, action, params)
-            over, cut = (done, done & False) if len(more) == 1 else (done, more[0])
-            return obs, state, reward, over, cut & ~over
+            obs, state, reward, over, _ = env.step_env(key, state, action, params)
+            return obs, state, reward, over, env.is_truncated(state, params) if suite == "gymnax" else over & False
 
         return (lambda key: env.reset(key, params)), step, action_space_of(env.action_space(params))
     if suite in ("xminigrid", "navix"):

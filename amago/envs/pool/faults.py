@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 HOUR = 3600.0
 PROVEN_STEPS = 1000
-MIN_RETRY_PAUSE, MAX_RETRY_PAUSE = 0.05, 0.15
+RETRY_PAUSE = 0.1
 """Seconds between attempts to replace an actor or a worker: short, so that a run in which every attempt fails ends soon."""
 
 _MISTAKES = (TypeError, ValueError, AttributeError, NameError, LookupError, NotImplementedError, AssertionError)

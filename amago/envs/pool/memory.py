@@ -1,4 +1,4 @@
-"""The arrays that actors and policy exchange, in this process's memory or shared between processes, and how much memory is left.
+"""The arrays that actors and policy exchange, in this process's memory or shared between processes.
 
 Shared memory is an anonymous file, whose descriptor is sent to the workers over their sockets. It has no name, so none can be
 left behind: the system frees it when the last process that holds it ends, ``kill -9`` included. It is not in /dev/shm, whose
@@ -11,7 +11,6 @@ import mmap
 import os
 import tempfile
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -109,11 +108,9 @@ def shared_block(size: int) -> int:
     Available memory is checked before: where the system overcommits, an allocation that is too large succeeds, and the process
     is killed when it writes there, in the middle of a run.
     """
-    available = available_memory()
+    available = psutil.virtual_memory().available + psutil.swap_memory().free
     if size > available:
-        raise _too_little(
-            size, "shared memory", f"only {available / 2**20:.1f} MiB are left on this machine or to this container"
-        )
+        raise _too_little(size, "shared memory", f"only {available / 2**20:.1f} MiB are left on this machine")
     if "memfd_create" in vars(os):
         fd = os.memfd_create("amago-actors", os.MFD_CLOEXEC)
     else:
@@ -135,46 +132,3 @@ def _too_little(size: int, kind: str, reason: object) -> MemoryError:
         "Use fewer parallel_actors"
         + (", smaller observations, or env_mode='sync'." if kind != "memory" else " or smaller observations.")
     )
-
-
-def available_memory(root: str | Path = "/") -> int:
-    """Bytes that this process may still allocate.
-
-    The smallest of the machine's available memory (swap included) and what the memory limits of the process's control groups
-    (version 1 or 2) leave. Page cache that the kernel can reclaim counts as available.
-
-    Args:
-        root: the directory that contains ``proc`` and ``sys``, where the limits stand.
-    """
-    root = Path(root)
-    groups = root / "sys/fs/cgroup"
-    available = [psutil.virtual_memory().available + psutil.swap_memory().free]
-    for line in _lines(root / "proc/self/cgroup"):
-        _, controllers, path = line.split(":", 2)
-        if not controllers:  # version 2
-            available += _left_to_groups(groups, path, "memory.max", "memory.current", "inactive_file ")
-        elif "memory" in controllers.split(","):
-            files = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "
-            available += _left_to_groups(groups / "memory", path, *files)
-    return min(available)
-
-
-def _left_to_groups(top: Path, path: str, limit_file: str, usage_file: str, reclaimable: str) -> list[int]:
-    """Bytes left under each limit of a group and its ancestors; ``reclaimable`` begins the line of what the kernel can take back."""
-    left = []
-    folder = top / path.strip("/")
-    for group in (folder, *folder.parents):
-        limit, usage = _lines(group / limit_file), _lines(group / usage_file)
-        if limit and usage and limit[0].isdigit():
-            cache = sum(int(line.split()[1]) for line in _lines(group / "memory.stat") if line.startswith(reclaimable))
-            left.append(max(0, int(limit[0]) - int(usage[0]) + cache))
-        if group == top:
-            break
-    return left
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return []

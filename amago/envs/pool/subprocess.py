@@ -15,7 +15,6 @@ import select
 import socket
 import struct
 import time
-from collections import deque
 from dataclasses import replace
 from multiprocessing import reduction, util
 from multiprocessing.connection import Connection
@@ -27,7 +26,7 @@ import psutil
 
 from amago.envs.pool import worker as protocol
 from amago.envs.pool.base import ActorPlan, ActorPool, Spaces
-from amago.envs.pool.faults import MAX_RETRY_PAUSE, MIN_RETRY_PAUSE, ActorError, EnvironmentMistake, Fault, RestartBudget
+from amago.envs.pool.faults import RETRY_PAUSE, ActorError, EnvironmentMistake, Fault, RestartBudget
 from amago.envs.pool.memory import Buffers, Layout, layout_of, shared_memory_for
 from amago.store import system
 
@@ -36,7 +35,6 @@ logger = logging.getLogger(__name__)
 CONTEXTS = ("forkserver", "spawn", "fork")
 _BRIEF = ("drain", "state_dict")  # methods that take no environment's time
 _ANSWER_SECONDS = 60.0  # shortest time-out for statistics and states, however short the time-out of a step is
-_TURN_SECONDS = 0.02  # for one of several workers: the death of another is noticed while it steps
 _QUIT_SECONDS = 6.0  # for all workers to commit their trajectories and end
 _QUIT_MESSAGE_SECONDS = 0.5
 _MESSAGE_SECONDS = 5.0  # longest pause in the middle of a message
@@ -46,10 +44,6 @@ system.after_fork_in_child(_private_fds.clear)
 
 class WorkerLost(Exception):
     """Raised when a worker died, hangs or gave up; the message names the case."""
-
-
-class _StillBusy(Exception):
-    """Raised when a worker has not answered yet, but has more time."""
 
 
 class WorkerHandle:
@@ -125,14 +119,13 @@ class WorkerHandle:
             self._conn.send(layout)
             reduction.send_handle(self._conn, fd, self.process.pid)
 
-    def await_answer(self, command: bytes | int, deadline: float, turn: float = float("inf")) -> Any:
+    def await_answer(self, command: bytes | int, deadline: float) -> Any:
         """The message of the answer to a command, None if it has none.
 
         May be repeated until the command is sent again, after an interrupt for example.
 
         Args:
             deadline: on the clock of `time.monotonic`.
-            turn: seconds after which it raises `_StillBusy`.
 
         Raises:
             WorkerLost: the worker died, gave up, or has not answered by the deadline.
@@ -140,9 +133,7 @@ class WorkerHandle:
         """
         try:
             while command not in self._answers:
-                if not self._read(min(deadline, time.monotonic() + turn)):
-                    if time.monotonic() < deadline:
-                        raise _StillBusy
+                if not self._read(deadline):
                     raise WorkerLost(f"no answer in time: hung (process {self.process.pid})")
         except (EOFError, OSError, pickle.UnpicklingError) as err:
             self.serving = False
@@ -326,14 +317,9 @@ class AsyncPool(ActorPool):
         """
         out: list[Any] = [None] * len(self._workers)
         lost = []
-        waiting = deque(range(len(self._workers)))
-        while waiting:
-            i = waiting.popleft()
-            worker = self._workers[i]
+        for i, worker in enumerate(self._workers):
             try:
-                out[i] = worker.await_answer(command, deadline, _TURN_SECONDS if waiting else float("inf"))
-            except _StillBusy:
-                waiting.append(i)
+                out[i] = worker.await_answer(command, deadline)
             except WorkerLost as err:
                 dropped = int((self.time_idxs[list(worker.plan.make_envs)] > 0).sum())
                 self._restart(i, Fault(worker.who, str(err), dropped, int(self._buffers.unsaved[i])))
@@ -355,11 +341,10 @@ class AsyncPool(ActorPool):
                 return
             except WorkerLost as err:
                 fault = Fault(old.who, str(err))
-                time.sleep(MAX_RETRY_PAUSE)
+                time.sleep(RETRY_PAUSE)
 
     def _admit(self, index: int) -> None:
         """Let a new worker make its environments, attach to the arrays, and reset; replace it if it is lost meanwhile."""
-        pause = MIN_RETRY_PAUSE
         while True:
             worker, deadline = self._workers[index], self._start_deadline()
             try:
@@ -376,8 +361,7 @@ class AsyncPool(ActorPool):
                 worker.count_as_answered(self._asked)
                 return
             except WorkerLost as err:
-                time.sleep(pause)
-                pause = min(MAX_RETRY_PAUSE, 2 * pause)
+                time.sleep(RETRY_PAUSE)
                 self._restart(index, Fault(worker.who, str(err)))
 
     def _begin(self, group: int) -> None:

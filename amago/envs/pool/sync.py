@@ -20,7 +20,7 @@ from amago.data.trajectory import StoredTrajs, split_rl2
 from amago.envs.amago_env import AMAGOEnv, innermost
 from amago.envs.exploration import ExplorationWrapper
 from amago.envs.pool.base import ActorPlan, ActorPool, Answer, EnvMaker, Spaces
-from amago.envs.pool.faults import MAX_RETRY_PAUSE, MIN_RETRY_PAUSE, PROVEN_STEPS, ActorError, Fault, RestartBudget, mistake_in
+from amago.envs.pool.faults import PROVEN_STEPS, RETRY_PAUSE, ActorError, Fault, RestartBudget, mistake_in
 from amago.envs.pool.memory import Buffers, layout_of
 from amago.envs.recorder import Recorder, RecordingError, Write, flush, open_writer
 from amago.envs.statistics import PhaseStatistics, ReturnHistory, SpecialMetricHistory
@@ -322,7 +322,7 @@ class ActorSet:
             raise error
         with contextlib.suppress(*_ENV_FAULTS):
             broken.settle()
-        state, generation, pause = broken.state_dict(), broken.generation, MIN_RETRY_PAUSE
+        state, generation = broken.state_dict(), broken.generation
         if self._buffers is not None and broken.lasted >= PROVEN_STEPS:  # before the reset of the new one hides it
             self._buffers.any_ended[self.plan.worker] = True
         who, dropped = f"actor {broken.number}", broken.recorder.in_progress
@@ -345,8 +345,7 @@ class ActorSet:
             except _ENV_FAULTS as err:
                 fault = Fault(who, traceback.format_exc(), mistake=mistake_in(err))
                 self.flush()  # the run may be about to end: no finished trajectory should be lost with it
-                time.sleep(pause)
-                pause = min(MAX_RETRY_PAUSE, 2 * pause)
+                time.sleep(RETRY_PAUSE)
         if actor.spaces != self.spaces:
             raise ActorError(f"{who} was replaced, but its new environment has other spaces: {actor.spaces}, not {self.spaces}")
         self._actors[actor.number] = actor

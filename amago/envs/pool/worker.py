@@ -68,17 +68,6 @@ ORPHAN_SECONDS = 30.0  # how long a worker whose learner is gone may take to end
 Payload = tuple[bytes, list[config.Binding], list[bytes]]
 """The plan, gin bindings and registered environments, the first and the last pickled."""
 
-_starting = threading.Lock()
-
-
-def _new_lock() -> None:
-    """Forget, after a fork, a lock that one of the parent's threads may have held."""
-    global _starting
-    _starting = threading.Lock()
-
-
-system.after_fork_in_child(_new_lock)
-
 
 class _QuitRequested(BaseException):
     """Raised when the learner sends `QUIT` while this worker replaces an environment."""
@@ -134,14 +123,13 @@ def pack(plan: ActorPlan) -> Payload:
 def main_module_hidden() -> Iterator[None]:
     """Keep multiprocessing from running the user's script again in the child: `pack` sends what is needed by value."""
     main = sys.modules["__main__"].__dict__
-    with _starting:  # two threads at once would save each other's hidden state
-        saved: dict[str, Any] = {name: main[name] for name in ("__spec__", "__file__") if name in main}
-        main["__spec__"] = None
-        main.pop("__file__", None)
-        try:
-            yield
-        finally:
-            main.update(saved)
+    saved: dict[str, Any] = {name: main[name] for name in ("__spec__", "__file__") if name in main}
+    main["__spec__"] = None
+    main.pop("__file__", None)
+    try:
+        yield
+    finally:
+        main.update(saved)
 
 
 def _try_pickle(what: str, value: object) -> None:
