@@ -59,7 +59,7 @@ class VectorEnvPool(ActorPool):
         self.envs_given = envs
         rows = [int(n) for n in self._each("batched_envs")]
         space, spec = self._each("rl2_space")[0], self._each("action_spec")[0]
-        spaces = Spaces(space["obs"], spec.space, space["obs"])
+        spaces = Spaces(space["obs"], spec.space, space["rl2"], space["obs"])
         n = sum(rows)
         super().__init__(n, spaces, [slice(0, n)], RestartBudget(0))
         ends = np.cumsum(rows).tolist()

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -20,6 +20,7 @@ from amago.compat.parts import as_actor
 from amago.data.extras import check_extra_fields
 from amago.envs import AMAGOEnv
 from amago.envs.pool import ActorPool, PoolEnv, make_pool
+from amago.envs.pool.base import Spaces
 from amago.envs.statistics import PhaseStatistics, ReturnHistory, SpecialMetricHistory
 from amago.run.callbacks import CallbackList
 from amago.run.console import COLLECT, EVALUATE, Console
@@ -37,15 +38,6 @@ Kind = Literal["train", "val", "test"]
 Histories = tuple[list[ReturnHistory], list[SpecialMetricHistory]]  # with one entry an environment each
 _STREAMS = {"train": 5, "val": 3, "test": 99}  # keys of the random streams; changing one changes the results of a seed
 _NEVER_SPLIT = 1e10  # from this traj_save_len on, trajectories are saved whole
-
-
-class Spaces(NamedTuple):
-    """The spaces of an agent (flat observations, actions, reward with previous action), and the environments' own observations."""
-
-    observation: gym.spaces.Dict
-    action: gym.Space[Any]
-    rl2: gym.spaces.Box
-    raw_observation: gym.Space[Any]
 
 
 @dataclass
@@ -116,7 +108,7 @@ class RunActors:
         if self._spaces is None:
             given = [kind for kind in ("train", "val") if kind in self._envs]
             if given or self.settings.collects:
-                self._spaces = _spaces_of((self.val if given == ["val"] else self.train).pool)
+                self._spaces = (self.val if given == ["val"] else self.train).pool.spaces
             else:
                 with self.process.environments():
                     self._spaces = _spaces_of_first(self.settings.make_val_env)
@@ -406,10 +398,6 @@ class RunActors:
         self.pools, self._envs = {}, {}
 
 
-def _spaces_of(source: ActorPool | AMAGOEnv) -> Spaces:
-    return Spaces(source.observation_space, source.action_spec.space, source.rl2_space, source.raw_observation_space)
-
-
 def _check_evaluation_spaces(name: str, spaces: tuple[Any, Any], agent: tuple[Any, Any]) -> None:
     """Refuse evaluation environments, made by the setting ``name``, whose spaces (observation, action) differ from the agent's."""
     if differences := space_differences(agent, spaces):
@@ -424,7 +412,7 @@ def _spaces_of_first(makers: EnvMakers) -> Spaces:
         raise TypeError(
             f"make_val_env must return an AMAGOEnv, but returned {type(env).__name__}: wrap it in amago.envs.AMAGOEnv"
         )
-    spaces = _spaces_of(env)
+    spaces = Spaces.of(env)
     with contextlib.suppress(Exception, SystemExit):
         env.close()
     return spaces

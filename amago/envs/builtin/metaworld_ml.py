@@ -139,7 +139,9 @@ class MetaWorld(gym.Env[Observation, NDArray[np.float32]]):
         goals = self.tasks.tasks[self.split][self._name]
         task = goals[int(self.np_random.integers(len(goals)))]
         self.close()
-        self._simulator = _take(self.tasks.classes[self.split][self._name])
+        simulator = self.tasks.classes[self.split][self._name]
+        idle = _idle.get(simulator)
+        self._simulator = idle.pop() if idle else simulator()
         self._simulator.set_task(task)
         self._attempts.begin_rollout()
         return self._begin_attempt(), {}
@@ -171,11 +173,6 @@ class MetaWorld(gym.Env[Observation, NDArray[np.float32]]):
         simulator, self._simulator = self._simulator, None
         if simulator is not None:
             _idle.setdefault(type(simulator), []).append(simulator)
-
-
-def _take(cls: type) -> Any:
-    idle = _idle.get(cls)
-    return idle.pop() if idle else cls()
 
 
 class Metaworld(MetaWorld):

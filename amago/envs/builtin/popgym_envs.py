@@ -154,8 +154,8 @@ class MultiDomainPOPGym(gym.Env[Observation, np.int64]):
         self.games = common.check_names("games", MULTI_DOMAIN_GAMES if games is None else games, game_name)
         self.warmup_episodes = common.check_int("warmup_episodes", warmup_episodes, 0)
         self._all = [POPGymGame(game, timer=False, truncated_is_done=True) for game in self.games]
-        components = [_components(env.game, env.observation_space) for env in self._all]
-        self._actions = [_action_sizes(env.game, env.action_space) for env in self._all]
+        components = [_components(env.game, "observations", env.observation_space) for env in self._all]
+        self._actions = [_components(env.game, "actions", env.action_space) for env in self._all]
         self._offsets = [np.cumsum(sizes) - sizes for sizes in components]
         self._width = width = max(int(sizes.sum()) for sizes in components)
         self.observation_space = gym.spaces.Dict(
@@ -219,7 +219,7 @@ class MultiDomainPOPGym(gym.Env[Observation, np.int64]):
         return {"observation": bits, "status": np.array([reward, opened, warm, share], dtype=np.float32)}
 
 
-def _components(game: str, space: gym.Space[Any]) -> NDArray[np.int64]:
+def _components(game: str, what: str, space: gym.Space[Any]) -> NDArray[np.int64]:
     """The number of values of each component of a discrete space."""
     parts = list(space.spaces) if isinstance(space, gym.spaces.Tuple) else [space]
     sizes: list[int] = []
@@ -229,14 +229,8 @@ def _components(game: str, space: gym.Space[Any]) -> NDArray[np.int64]:
         elif isinstance(part, gym.spaces.MultiDiscrete):
             sizes.extend(int(n) for n in part.nvec.reshape(-1))
         else:
-            raise ValueError(f"games must have discrete observations, but those of {game} are {space}")
+            raise ValueError(f"games must have discrete {what}, but those of {game} are {space}")
     return np.array(sizes, dtype=np.int64)
-
-
-def _action_sizes(game: str, space: gym.Space[Any]) -> NDArray[np.int64]:
-    if isinstance(space, gym.spaces.Box):
-        raise ValueError(f"games must have discrete actions, but those of {game} are {space}")
-    return _components(game, space)
 
 
 class POPGymAMAGO(AMAGOEnv):

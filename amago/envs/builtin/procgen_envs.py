@@ -123,9 +123,12 @@ class TwoAttemptMTProcgen(gym.Env[Observation, np.int64]):
 
     def _begin_attempt(self) -> Observation:
         self._attempts.begin()
+        mode = self.mode.capitalize()
+        if self.mode == "memory-hard":
+            mode = "Memory" if self.game in MEMORY_GAMES else "Hard"
         # A new environment for each attempt: a reset of dodgeball keeps some state of the previous episode.
         self._play = self._envpool.make(
-            f"{self.game.capitalize()}{_suffix(self.game, self.mode)}-v0",
+            f"{self.game.capitalize()}{mode}-v0",
             env_type="gymnasium", num_envs=1, num_threads=1, seed=0, channel_first=False, num_levels=1, start_level=self.level,
         )  # fmt: skip
         return self._observe(self._play.reset()[0])
@@ -162,12 +165,6 @@ class TwoAttemptMTProcgen(gym.Env[Observation, np.int64]):
 
 TwoShotMTProcgen = TwoAttemptMTProcgen
 """An alternative name."""
-
-
-def _suffix(game: str, mode: str) -> str:
-    if mode == "memory-hard":
-        return "Memory" if game in MEMORY_GAMES else "Hard"
-    return mode.capitalize()
 
 
 ALL_PROCGEN_GAMES = list(GAMES)

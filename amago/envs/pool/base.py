@@ -13,13 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amago.data.extras import ExtraField
+from amago.envs.amago_env import AMAGOEnv
 from amago.envs.env_utils import infos_of_rows
 from amago.envs.exploration import ExplorationWrapper
 from amago.envs.inner_env import policy_space
 from amago.envs.pool.faults import PROVEN_STEPS, ActorError, RestartBudget
 from amago.envs.pool.memory import Buffers
 from amago.envs.statistics import PhaseStatistics
-from amago.spaces import ActionSpec, action_spec, rl2_space
+from amago.spaces import action_spec
 
 Array = NDArray[Any]
 EnvMaker = Callable[[], gym.Env[Any, Any]]
@@ -28,12 +29,23 @@ _PROCESS_KEY = 1 << 31  # in spawn keys: larger than any actor's number, so that
 
 @dataclass(frozen=True)
 class Spaces:
-    """The flat observation space and the action space of one environment, which must be equal for all actors of a pool, and its
-    own observation space."""
+    """The flat observation space, the action space and the space of reward with previous action of one environment, which must be
+    equal for all actors of a pool, and its own observation space."""
 
-    observation_space: gym.spaces.Dict
-    action_space: gym.Space[Any]
-    raw_observation_space: gym.Space[Any] = field(compare=False)
+    observation: gym.spaces.Dict
+    action: gym.Space[Any]
+    rl2: gym.spaces.Box = field(repr=False)
+    raw_observation: gym.Space[Any] = field(compare=False)
+
+    @classmethod
+    def of(cls, env: AMAGOEnv) -> Spaces:
+        """The spaces of an environment."""
+        return cls(env.observation_space, env.action_spec.space, env.rl2_space, env.raw_observation_space)
+
+    def check(self, found: Spaces, who: str) -> None:
+        """Raise ValueError if the spaces of another environment of the pool differ."""
+        if found != self:
+            raise ValueError(f"all environments of a pool must have the same spaces, but {who} has {found}, not {self}")
 
 
 @dataclass
@@ -95,7 +107,7 @@ class ActorPool(ABC):
 
     Attributes:
         num_actors: N.
-        observation_space, action_spec, rl2_space: of each actor.
+        spaces, observation_space, action_spec, rl2_space: of each actor.
         raw_observation_space: the observation space of the environments themselves.
         groups: slices of actors that step independently: while one group steps, the policy can compute for the next.
         obs: {key: (N, ...)}.
@@ -114,9 +126,8 @@ class ActorPool(ABC):
 
     def __init__(self, num_actors: int, spaces: Spaces, groups: list[slice], budget: RestartBudget):
         self.num_actors, self.groups = num_actors, groups
-        self.observation_space, self.raw_observation_space = spaces.observation_space, spaces.raw_observation_space
-        self.action_spec: ActionSpec = action_spec(spaces.action_space)
-        self.rl2_space = rl2_space(self.action_spec)
+        self.observation_space, self.raw_observation_space = spaces.observation, spaces.raw_observation
+        self.spaces, self.action_spec, self.rl2_space = spaces, action_spec(spaces.action), spaces.rl2
         self._budget = budget
         self._in_flight = [False] * len(groups)
         self._calling: str | None = None  # what `call_async` has called

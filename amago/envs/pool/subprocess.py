@@ -273,14 +273,10 @@ class AsyncPool(ActorPool):
             for share in _divide(plan, groups, w):
                 self._workers.append(WorkerHandle(self._context, share, budget))
             deadline = self._start_deadline()
-            spaces = [worker.await_answer(protocol.READY, deadline) for worker in self._workers]
-            self._spaces: Spaces = spaces[0]
+            spaces: list[Spaces] = [worker.await_answer(protocol.READY, deadline) for worker in self._workers]
             for worker, its in zip(self._workers, spaces):
-                if its != self._spaces:
-                    raise ValueError(
-                        f"all environments of a pool must have the same spaces, but {worker.who} has {its}, not {self._spaces}"
-                    )
-            super().__init__(n, self._spaces, groups, budget)
+                spaces[0].check(its, worker.who)
+            super().__init__(n, spaces[0], groups, budget)
             self._layout = layout_of(n, self.observation_space, self.action_spec, w, plan.extra_fields)
             self._memory.append(shared_memory_for(self._layout))
             _private_fds.add(self._memory[0])
@@ -348,11 +344,7 @@ class AsyncPool(ActorPool):
         while True:
             worker, deadline = self._workers[index], self._start_deadline()
             try:
-                spaces = worker.await_answer(protocol.READY, deadline)
-                if spaces != self._spaces:
-                    raise ActorError(
-                        f"{worker.who} was replaced, but its new environments have other spaces: {spaces}, not {self._spaces}"
-                    )
+                self.spaces.check(worker.await_answer(protocol.READY, deadline), f"the replaced {worker.who}")
                 self._buffers.unsaved[index], self._buffers.no_space[index] = 0, False
                 worker.attach(self._layout, self._memory[0])
                 worker.await_answer(protocol.ATTACHED, deadline)

@@ -78,10 +78,6 @@ class Actor:
         """Steps that the longest rollout in progress has lasted."""
         return int(self._time.max())
 
-    @property
-    def spaces(self) -> Spaces:
-        return Spaces(self.base.observation_space, self.base.action_spec.space, self.base.raw_observation_space)
-
     def attach(self, buffers: Buffers) -> None:
         """Use these arrays from now on."""
         rows, self._buffers = self.rows, buffers
@@ -257,12 +253,9 @@ class ActorSet:
                 if actor.exploration is not None:
                     actor.exploration.global_step = plan.steps.get(number, 0)
             first, *others = self._actors.values()
-            self.spaces = first.spaces
+            self.spaces = Spaces.of(first.base)
             for actor in others:
-                if actor.spaces != self.spaces:
-                    raise ValueError(
-                        f"all environments of a pool must have the same spaces, but {actor.base!r} has {actor.spaces}, not {self.spaces}"
-                    )
+                self.spaces.check(Spaces.of(actor.base), repr(actor.base))
         except BaseException:
             self.close()
             raise
@@ -346,8 +339,7 @@ class ActorSet:
                 fault = Fault(who, traceback.format_exc(), mistake=mistake_in(err))
                 self.flush()  # the run may be about to end: no finished trajectory should be lost with it
                 time.sleep(RETRY_PAUSE)
-        if actor.spaces != self.spaces:
-            raise ActorError(f"{who} was replaced, but its new environment has other spaces: {actor.spaces}, not {self.spaces}")
+        self.spaces.check(Spaces.of(actor.base), f"the new environment of {who}")
         self._actors[actor.number] = actor
 
     def settle(self) -> None:
