@@ -189,26 +189,27 @@ class RolloutBuffer:
         """Hand the pieces of some rows (n,), up to ``stops`` (n,), to the writer; ``names`` are those of all rows. ``last`` {key: (n, ...)} are
         the observations after the last transitions of those that are ``known`` (n,), if they are not those in the arrays.
         """
-        starts, most = self._start[rows], max(1, _WRITE_BYTES // (self._row_bytes * max(1, self.t)))
-        chosen = np.flatnonzero(stops > starts)
-        for part in (chosen[i : i + most] for i in range(0, len(chosen), most)):
-            which, n = rows[part], (stops - starts)[part]
-            spans = list(zip(which.tolist(), starts[part].tolist(), stops[part].tolist()))
+        most = max(1, _WRITE_BYTES // (self._row_bytes * max(1, self.t)))
+        spans = zip(range(len(rows)), rows.tolist(), self._start[rows].tolist(), stops.tolist())
+        chosen = [(i, row, start, stop) for i, row, start, stop in spans if start < stop]
+        for part in (chosen[first : first + most] for first in range(0, len(chosen), most)):
+            at = np.array([i for i, *_ in part])
+            which, n = rows[at], np.array([stop - start for *_, start, stop in part])
             arrays = {name: array[which] for name, array in self._once.items()}
             for x in self._fields:
                 if x.rows != "1":
                     ring, more = self._arrays[x.name], x.rows == "T+1"
-                    arrays[x.name] = np.concatenate([ring[start : stop + more, row] for row, start, stop in spans])
+                    arrays[x.name] = np.concatenate([ring[start : stop + more, row] for _, row, start, stop in part])
             if last is not None:
-                real = known[part]  # type: ignore[index]
+                real = known[at]  # type: ignore[index]
                 ends = np.cumsum(n + 1)[real]
                 for key, _ in self._obs:
-                    arrays[OBS + key][ends - 1] = last[key][part[real]]
+                    arrays[OBS + key][ends - 1] = last[key][at[real]]
             try:
                 self._write(
                     StoredTrajs(
                         arrays, n, self.piece_time[which], self._prev_reward[which], self._prev_action[which],
-                        [names[row] for row, _, _ in spans],
+                        [names[row] for _, row, *_ in part],
                     )
                 )  # fmt: skip
             except Exception as err:

@@ -201,7 +201,7 @@ def _row_functions(
     reset, step, action_space = _functions(env, params, suite)
     jax = require("jax", "jax")
     returned = jax.eval_shape(reset, jax.random.key(0))[0]
-    declared = env.observation_space(params) if keeps_indices else None
+    declared: Any = env.observation_space(params) if keeps_indices else None
     index = type(declared).__name__ == "Discrete" and getattr(returned, "shape", None) == ()
     space = gym.spaces.Discrete(int(declared.n)) if index else space_of(suite, returned)
 
