@@ -17,10 +17,10 @@ from torch.nn.utils.rnn import pad_sequence
 from amago.data.extras import ExtraField
 from amago.data.trajectory import (
     MAGIC_PAD_VAL,
+    SEQUENCE_ROWS,
     FrozenTraj,
     columns,
     cut_fields,
-    named_rows,
     pad_value,
     rows_in,
     rows_of_extra,
@@ -163,15 +163,14 @@ class Batch:
             self.mask = ~(self.rl2s == MAGIC_PAD_VAL).all(dim=-1, keepdim=True)
         self.mask = self.mask.to(torch.bool)
         b, length = self.rews.shape[:2]
-        for name, (x, rows) in (named_rows(self) | {"mask": (self.mask, "T+1")}).items():
-            if tuple(x.shape[:2]) != (b, steps := rows_in(rows, 1, length)):
+        found = {f"obs[{k!r}]": (x.shape, "T+1") for k, x in self.obs.items()}
+        found |= {name: (vars(self)[name].shape, rows) for name, rows in (SEQUENCE_ROWS | {"mask": "T+1"}).items()}
+        found |= {f"extras[{k!r}]": (x.shape, rows_of_extra(k, x.shape[1], length)) for k, x in self.extras.items()}
+        for name, (shape, rows) in found.items():
+            if tuple(shape[:2]) != (b, steps := rows_in(rows, 1, length)):
                 raise ValueError(
-                    f"Batch.{name} has shape {tuple(x.shape)}; rews {tuple(self.rews.shape)} asks for ({b}, {steps}, ...)"
+                    f"Batch.{name} has shape {tuple(shape)}; rews {tuple(self.rews.shape)} asks for ({b}, {steps}, ...)"
                 )
-        for name, x in self.extras.items():
-            if len(x) != b:
-                raise ValueError(f"Batch.extras[{name!r}] has shape {tuple(x.shape)}; there are {b} sequences")
-            rows_of_extra(name, x.shape[1], length)
 
     @property
     def transition_mask(self) -> Tensor:
@@ -276,12 +275,14 @@ def sources_of(sources: list[Any]) -> list[Any] | None:
 
 def _with_defaults(sample: RLData, extra_fields: Sequence[ExtraField]) -> dict[str, Tensor]:
     """The extras of a sequence that a batch has; ValueError: one has other rows or another shape than was declared."""
-    if not extra_fields:
-        return sample.extras
-    out = {x.name: sample.extras.get(x.name, torch.from_numpy(x.default_rows(len(sample)))) for x in extra_fields}
+    out = {} if extra_fields else sample.extras
     for x in extra_fields:
-        if tuple(out[x.name].shape) != (right := (rows_in(x.rows, 1, len(sample)), *x.shape)):
-            raise ValueError(f"extras[{x.name!r}] of a sequence has shape {tuple(out[x.name].shape)}, but must have {right}")
+        default = torch.from_numpy(x.default_rows(len(sample)))
+        out[x.name] = given = sample.extras.get(x.name, default)
+        if given.shape != default.shape:
+            raise ValueError(
+                f"extras[{x.name!r}] of a sequence has shape {tuple(given.shape)}, but must have {tuple(default.shape)}"
+            )
     return out
 
 

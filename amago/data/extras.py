@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gymnasium as gym
@@ -144,15 +144,13 @@ def trajectory_fields(
     Args:
         obs_space: flat, boxes only (`amago.spaces.obs_spec`).
     """
-    observations = [
-        Field(OBS + key, "T+1", "obs", np.dtype(s.dtype), tuple(s.shape or ())) for key, s in obs_space.spaces.items()
-    ]
+    observations = [Field(OBS + k, "T+1", "obs", np.dtype(s.dtype), s.shape or ()) for k, s in obs_space.spaces.items()]
     fields: list[Field] = []
     for x in FIELDS:
         if x.role == "obs":
             fields += observations
-        elif x.dtype is None:
-            fields.append(Field(x.name, x.rows, x.role, spec.stored_dtype, (spec.stored_dim,), x.before, x.default))
+        elif x.dtype == object:
+            fields.append(replace(x, dtype=spec.stored_dtype, shape=(spec.stored_dim,)))
         else:
             fields.append(x)
     return (*fields, *(x.field for x in extra_fields))

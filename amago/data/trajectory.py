@@ -25,6 +25,9 @@ OBS_KEY, EXTRA_KEY = "_OBS_KEY_", "_EXTRA_KEY_"
 """The same prefixes in `FrozenTraj.to_dict`."""
 
 
+_OBJECT = np.dtype(object)
+
+
 @dataclass(frozen=True)
 class Field:
     """One stored field.
@@ -33,7 +36,7 @@ class Field:
         name: in files; an attribute of `StoredTraj` unless it begins with ``obs/`` or ``extra/``.
         rows: one of `ROWS`.
         role: "obs", "action", "reward", "done", "context" or "extra".
-        dtype, shape: of one row; None where a space determines it.
+        dtype, shape: of one row; object and () where a space determines them.
         before: the field of one row that precedes the first row of this one, where the trajectory continues a rollout.
         default: value in trajectories that lack the field; None: no trajectory may lack it.
     """
@@ -41,8 +44,8 @@ class Field:
     name: str
     rows: str
     role: str
-    dtype: np.dtype[Any] | None = None
-    shape: tuple[int, ...] | None = None
+    dtype: np.dtype[Any] = _OBJECT
+    shape: tuple[int, ...] = ()
     before: str | None = None
     default: float | None = None
 
@@ -81,12 +84,6 @@ def under(prefix: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
 def rows_in(rows: str, n: int, total: int) -> int:
     """Rows of a field in n trajectories of ``total`` transitions together."""
     return n if rows == "1" else total + n if rows == "T+1" else total
-
-
-def named_rows(data: Any) -> dict[str, tuple[Any, str]]:
-    """The arrays of a `FrozenTraj` or a batch without extra fields, by name ("rews", "obs['key']"), with their `ROWS`."""
-    obs = {f"obs[{k!r}]": (x, "T+1") for k, x in data.obs.items()}
-    return obs | {name: (vars(data)[name], rows) for name, rows in SEQUENCE_ROWS.items()}
 
 
 MAGIC_PAD_VAL = 4.0
@@ -186,9 +183,11 @@ class FrozenTraj:
             ValueError: naming the field, its length and the right one.
         """
         t = len(self)
-        for name, (array, rows) in named_rows(self).items():
-            if len(array) != rows_in(rows, 1, t):
-                raise ValueError(f"{name} has {len(array)} rows; with {t} rewards it must have {rows_in(rows, 1, t)}")
+        found = {f"obs[{k!r}]": (len(x), t + 1) for k, x in self.obs.items()}
+        found |= {name: (len(vars(self)[name]), rows_in(kind, 1, t)) for name, kind in SEQUENCE_ROWS.items()}
+        for name, (rows, right) in found.items():
+            if rows != right:
+                raise ValueError(f"{name} has {rows} rows; with {t} rewards it must have {right}")
         for name, array in self.extras.items():
             rows_of_extra(name, len(array), t)
         return self

@@ -78,7 +78,7 @@ class RolloutBuffer:
         b = env.batched_envs
         fields = trajectory_fields(env.observation_space, env.action_spec, extra_fields)
         self._fields = [x for x in fields if x.role != "context"]
-        self._once = {x.name: np.zeros((b, *(x.shape or ())), x.dtype) for x in self._fields if x.rows == "1"}
+        self._once = {x.name: np.zeros((b, *x.shape), x.dtype) for x in self._fields if x.rows == "1"}
         self._from_policy: list[tuple[str, Array | None]] = [(EXTRA + x.name, None) for x in extra_fields if x.source != "info"]
         self._allocate(_FIRST_CAPACITY)
         self.t, self.next_cut = 0, NEVER
@@ -91,9 +91,7 @@ class RolloutBuffer:
     def _allocate(self, capacity: int) -> None:
         self.capacity, b = capacity, self._env.batched_envs
         self._arrays = {
-            x.name: np.zeros((capacity + (x.rows == "T+1"), b, *(x.shape or ())), x.dtype)
-            for x in self._fields
-            if x.rows != "1"
+            x.name: np.zeros((capacity + (x.rows == "T+1"), b, *x.shape), x.dtype) for x in self._fields if x.rows != "1"
         }
         self._obs = [(name[len(OBS) :], a) for name, a in self._arrays.items() if name.startswith(OBS)]
         self._steps = self._arrays["actions"], self._arrays["rews"][..., 0], self._arrays["dones"][..., 0]

@@ -65,9 +65,10 @@ def check_dataset(
         findings.stop_if_any()
         _check_ready(dataset, findings)
         for i in range(samples):
-            _check_sequence(_draw(dataset, seed + i, findings), dataset.settings.max_seq_len, findings)
+            data = _draw(dataset, seed + i, findings)
+            _check_sequence(data, dataset.settings.max_seq_len, findings)
             if wanted is not None:
-                _check_fit(_draw(dataset, seed + i, findings), wanted[0], action_spec(wanted[1]), findings)
+                _check_fit(data, wanted[0], action_spec(wanted[1]), findings)
             findings.stop_if_any()  # the faults of the next would be the same
         first, second = (_tensors(_draw(dataset, seed, findings)) for _ in range(2))
         if first.keys() != second.keys() or not all(torch.equal(x, second[k]) for k, x in first.items()):

@@ -60,8 +60,8 @@ class BatchBuffers:
     def __init__(self, schema: Schema, batch: int, steps: int, extra_fields: tuple[ExtraField, ...] = ()):
         self.schema = schema
         self._slots = schema.slots(extras=extra_fields)
-        self._arrays = [empty((batch, s.take(steps), *s.row), s.dtype) for s in self._slots]
-        self._sliced = [(a, s.each, s.more) for s, a in zip(self._slots, self._arrays)]
+        self._arrays = [empty((batch, s.take(steps), *s.field.shape), s.field.dtype) for s in self._slots]
+        self._sliced = [(a, s.take(1) - s.take(0), s.take(0)) for s, a in zip(self._slots, self._arrays)]
         self._extra_order = [x.name for x in extra_fields]
         self.sources: list[Any] = []  # of the sequences read, in their order
         self._times, self._lengths = np.zeros((batch, 1), np.int64), np.zeros((batch, 1), np.int64)
@@ -80,7 +80,7 @@ class BatchBuffers:
         groups: dict[str, dict[str, NDArray]] = {"obs": {}, "extras": {}, "": {}}
         for slot, array in zip(self._slots, self._arrays):
             rows = slot.take(longest)
-            real = np.ones_like(mask[:, :1]) if slot.rows == "1" else mask[:, longest + 1 - rows :]
+            real = np.ones_like(mask[:, :1]) if slot.field.rows == "1" else mask[:, longest + 1 - rows :]
             groups[slot.group][slot.key] = a = np.ascontiguousarray(array[:, :rows])
             if not real.all():
                 a[~real] = slot.pad

@@ -250,9 +250,7 @@ class Chances:
         self._group, self._place = np.full((2, len(weights)), -1, np.int64)  # of each unit
         self._groups: list[tuple[Indices, SumTree, SumTree]] = []  # units, their weights, and these to the power of 1 - beta
         for trajectories in groups:
-            chosen = np.zeros(len(view), bool)
-            chosen[trajectories] = True
-            units = np.flatnonzero(np.repeat(chosen, pieces))
+            units = np.flatnonzero(np.repeat(np.isin(np.arange(len(view)), trajectories), pieces))
             self._group[units], self._place[units] = len(self._groups), np.arange(len(units))
             powers = self._powers(weights[units])
             self._groups.append((units, SumTree(powers), SumTree(self._corrected(powers))))

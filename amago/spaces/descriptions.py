@@ -14,8 +14,15 @@ from amago.spaces.actions import action_spec
 
 Array = NDArray[Any]
 
-_MAX_BOX_BYTES = 1 << 28
+_MAX_BYTES = 1 << 28
 """The largest size of one observation or action. A description from a file may declare any size."""
+
+
+_FIELDS = {
+    "Discrete": ("n", "start"), "MultiBinary": ("shape",), "Box": ("shape", "dtype", "low", "high"),
+    "MultiDiscrete": ("shape", "dtype", "nvec", "start"),
+}  # fmt: skip
+"""The attributes that make a space of each kind."""
 
 
 def describe(space: gym.Space[Any]) -> dict[str, Any]:
@@ -26,20 +33,13 @@ def describe(space: gym.Space[Any]) -> dict[str, Any]:
     Raises:
         TypeError: any other kind of space, or a key of a Dict that is neither a str nor an int.
     """
-    if isinstance(space, gym.spaces.Discrete):
-        return {"kind": "Discrete", "n": int(space.n), "start": int(space.start)}
-    if isinstance(space, gym.spaces.MultiBinary):
-        return {"kind": "MultiBinary", "shape": list(space.shape)}
-    if isinstance(space, gym.spaces.Box):
-        bounds = {"low": _describe_bound(space.low), "high": _describe_bound(space.high)}
-        return {"kind": "Box", "shape": list(space.shape), "dtype": np.dtype(space.dtype).name} | bounds
-    if isinstance(space, gym.spaces.MultiDiscrete):
-        flat = {"nvec": space.nvec.reshape(-1).tolist(), "start": np.asarray(space.start).reshape(-1).tolist()}
-        return {"kind": "MultiDiscrete", "shape": list(space.shape), "dtype": np.dtype(space.dtype).name} | flat
+    for kind, fields in _FIELDS.items():
+        if isinstance(space, getattr(gym.spaces, kind)):
+            return {"kind": kind} | {name: _plain(name, getattr(space, name)) for name in fields}
     if isinstance(space, gym.spaces.Dict):
         keys, spaces = list(space.spaces), [describe(v) for v in space.spaces.values()]
         if all(isinstance(k, str) for k in keys):
-            return {"kind": "Dict", "spaces": {str(k): v for k, v in zip(keys, spaces)}}
+            return {"kind": "Dict", "spaces": dict(zip(keys, spaces))}
         keys = [str(k) if isinstance(k, str) else operator.index(k) for k in keys]  # the names of JSON's objects are texts
         return {"kind": "Dict", "keys": keys, "spaces": spaces}
     if isinstance(space, gym.spaces.Tuple):
@@ -47,10 +47,19 @@ def describe(space: gym.Space[Any]) -> dict[str, Any]:
     raise TypeError(f"{space} has no description")
 
 
-def _describe_bound(bound: Array) -> Any:
-    flat = bound.reshape(-1).astype(np.float64)
-    values = [str(x) if not np.isfinite(x) else float(x) for x in (flat[:1] if flat.size and (flat == flat[0]).all() else flat)]
-    return values[0] if len(values) == 1 else values
+def _plain(name: str, value: Any) -> Any:
+    """An attribute of a space; one number stands for bounds that are all equal, and a text for one that is infinite."""
+    if name == "shape":
+        return list(value)
+    if name == "dtype":
+        return np.dtype(value).name
+    if name in ("low", "high"):
+        bounds = value.reshape(-1).astype(np.float64)
+        bounds = bounds[:1] if bounds.size and (bounds == bounds[0]).all() else bounds
+        numbers = [float(x) if np.isfinite(x) else str(x) for x in bounds]
+        return numbers[0] if len(numbers) == 1 else numbers
+    array = np.asarray(value)
+    return array.reshape(-1).tolist() if array.ndim else array.item()
 
 
 def from_description(description: dict[str, Any]) -> gym.Space[Any]:
@@ -63,31 +72,23 @@ def from_description(description: dict[str, Any]) -> gym.Space[Any]:
         kind = description["kind"]
         if kind == "Discrete":
             return gym.spaces.Discrete(int(description["n"]), start=int(description["start"]))
-        if kind == "MultiBinary":
-            bits = [int(s) for s in description["shape"]]
-            if prod(bits) > _MAX_BOX_BYTES:
-                raise ValueError(f"{bits} bits are more than the {_MAX_BOX_BYTES} that a space may have")
-            return gym.spaces.MultiBinary(bits if len(bits) > 1 else bits[0])
-        if kind == "Box":
-            shape, dtype = tuple(int(s) for s in description["shape"]), np.dtype(description["dtype"])
-            if prod(shape) * dtype.itemsize > _MAX_BOX_BYTES:
-                raise ValueError(
-                    f"a box of shape {shape} and {dtype} takes more than the {_MAX_BOX_BYTES} bytes that one may have"
-                )
-            low, high = (_read_bound(description[side], shape, dtype) for side in ("low", "high"))
-            return gym.spaces.Box(low, high, shape=shape, dtype=dtype.type)
-        if kind == "MultiDiscrete":
-            shape = tuple(int(s) for s in description["shape"])
-            if not prod(shape) == len(description["nvec"]) == len(description["start"]):
-                raise ValueError(f"a MultiDiscrete of shape {shape} needs {prod(shape)} numbers in nvec and in start")
-            nvec, start = (np.array([int(n) for n in description[k]], np.int64).reshape(shape) for k in ("nvec", "start"))
-            return gym.spaces.MultiDiscrete(nvec, dtype=np.dtype(description["dtype"]).type, start=start)
         if kind == "Tuple":
             return gym.spaces.Tuple([from_description(v) for v in description["spaces"]])
         if kind == "Dict":
             spaces = description["spaces"]
             named = zip(description["keys"], spaces, strict=True) if "keys" in description else spaces.items()
             return gym.spaces.Dict({k: from_description(v) for k, v in named})
+        shape, dtype = tuple(map(int, description["shape"])), np.dtype(description.get("dtype", "int8"))
+        if prod(shape) * dtype.itemsize > _MAX_BYTES:
+            raise ValueError(f"a {kind} of shape {shape} and {dtype} takes more than the {_MAX_BYTES} bytes that one may have")
+        if kind == "MultiBinary":
+            return gym.spaces.MultiBinary(shape if len(shape) > 1 else shape[0])
+        if kind == "Box":
+            low, high = (_read_bound(description[side], shape, dtype) for side in ("low", "high"))
+            return gym.spaces.Box(low, high, shape=shape, dtype=dtype.type)
+        if kind == "MultiDiscrete":
+            nvec, start = (np.array([int(n) for n in description[k]], np.int64).reshape(shape) for k in ("nvec", "start"))
+            return gym.spaces.MultiDiscrete(nvec, dtype=dtype.type, start=start)
     except (KeyError, TypeError, AttributeError) as err:
         raise ValueError(f"not the description of a space: {description!r}") from err
     raise ValueError(f"unknown kind of space {kind!r}")

@@ -389,17 +389,17 @@ def spaces_of(source: Any) -> tuple[gym.spaces.Dict, gym.Space[Any]]:
         return obs_spec(source[0]).space, source[1]
     env = source() if callable(source) and not hasattr(source, "observation_space") else source
     try:
-        spaces: list[Any] = [
+        obs, action = (
             getattr(env, f"single_{name}", None) or getattr(env, name, None) for name in ("observation_space", "action_space")
-        ]
+        )
         if isinstance(spec := getattr(env, "action_spec", None), ActionSpec):
-            spaces[1] = spec.space  # the `action_space` of an AMAGOEnv is the policy's
+            action = spec.space  # the `action_space` of an AMAGOEnv is the policy's
     finally:
         if env is not source and callable(getattr(env, "close", None)):
             env.close()
-    if not all(isinstance(s, gym.Space) for s in spaces):
+    if not (isinstance(obs, gym.Space) and isinstance(action, gym.Space)):
         raise TypeError(f"{source!r} must be an environment, a function that makes one, or (observation space, action space)")
-    return obs_spec(spaces[0]).space, spaces[1]
+    return obs_spec(obs).space, action
 
 
 def _walk(space: gym.Space[Any], value: Any, at: str, name: str) -> Iterator[tuple[str, Any]]:

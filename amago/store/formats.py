@@ -66,8 +66,8 @@ class Member(NamedTuple):
     """One array in a file.
 
     Attributes:
-        at: offset of its bytes in the file, in archives of its array header.
-        skip: bytes of the array header.
+        at: offset of its rows in the file, or of its compressed stream.
+        skip: bytes of the array header, which is in front of the rows.
         packed: bytes of the compressed stream; 0 if it is not compressed.
         crc: of array header and data.
     """
@@ -93,16 +93,16 @@ class Member(NamedTuple):
         """
         stop = self.shape[0] if stop is None else stop
         row_bytes = self.dtype.itemsize * math.prod(self.shape[1:])
-        raw = self._bytes(fd, self.skip + start * row_bytes, self.skip + stop * row_bytes)
+        raw = self._bytes(fd, start * row_bytes, stop * row_bytes)
         return np.frombuffer(raw, self.dtype).reshape(stop - start, *self.shape[1:])
 
     def check(self, fd: int) -> None:
         """Raise BadFileError unless the member has its checksum; a megabyte is in memory at a time."""
-        crc, size, packed = 0, 0, self.packed or self.size
+        crc, size, begin, packed = 0, 0, self.at - (0 if self.packed else self.skip), self.packed or self.size
         stream = zlib.decompressobj(-zlib.MAX_WBITS) if self.packed else None
         try:
             for at in range(0, packed, CHUNK):
-                raw = read_exactly(fd, min(CHUNK, packed - at), self.at + at)
+                raw = read_exactly(fd, min(CHUNK, packed - at), begin + at)
                 while raw:
                     piece, raw = (raw, b"") if stream is None else (stream.decompress(raw, CHUNK), stream.unconsumed_tail)
                     crc, size = zlib.crc32(piece, crc), size + len(piece)
@@ -115,7 +115,8 @@ class Member(NamedTuple):
         if not self.packed:
             return read_exactly(fd, last - first, self.at + first)
         try:
-            raw = zlib.decompressobj(-zlib.MAX_WBITS).decompress(read_exactly(fd, self.packed, self.at), last)[first:]
+            stream = read_exactly(fd, self.packed, self.at)
+            raw = zlib.decompressobj(-zlib.MAX_WBITS).decompress(stream, self.skip + last)[self.skip + first :]
         except zlib.error as err:
             raise BadFileError(f"{self.name!r:.100} is damaged: {err}") from err
         if len(raw) != last - first:
@@ -272,7 +273,7 @@ def archive_members(fd: int) -> dict[str, Member]:
             head = zlib.decompressobj(-zlib.MAX_WBITS).decompress(head[begin:], _HEAD_BYTES) if packed else head[begin:]
             head = head[: 10 + struct.unpack_from("<H", head, 8)[0]]
             dtype, shape = _array_header(head)
-            at = info.header_offset + begin
+            at = info.header_offset + begin + (0 if packed else len(head))
             m = Member(name, dtype, shape, at, len(head), info.compress_size if packed else 0, info.CRC)
             if m.size != info.file_size:
                 raise BadFileError(f"{name!r:.100} declares {dtype} {shape!r:.100}, but has {info.file_size} bytes")
@@ -383,7 +384,7 @@ def read_original(
     before = members["rl2s"].read(fd, start, start + 1)
     for slot, out in zip(slots, arrays):
         if slot.part < 0:
-            out[...] = slot.default
+            out[...] = slot.field.default
             continue
         rows = members[OBS_KEY + slot.key if slot.group == "obs" else slot.key].read(
             fd, start, start + len(out) - (slot.before >= 0)

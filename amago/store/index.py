@@ -42,7 +42,8 @@ class Entry:
     Attributes:
         size, mtime_ns: the file's, when its data was compared with its checksums.
         original: the original system has written the file.
-        places: the array of each part of the schema; of an original file the arrays by their names.
+        places: for each part of the schema the offset of its rows, or the array if it is packed; of an original file the arrays
+            by their names.
         n: trajectories.
         ep_offsets, start_time, env_id: as in `amago.store.schema`.
         gone: the file was deleted, so that its trajectories must not be drawn any more.
@@ -127,7 +128,7 @@ def _load(
             member.check(fd)
     ep_offsets, start_time, env_id = (members[x].read(fd) for x in sc.INDEX)
     names = sc.check_index(ep_offsets, start_time, env_id, total, about.env_names)
-    places = tuple(members[name] for name in schema.names)
+    places = tuple(m if m.packed else m.at for m in (members[name] for name in schema.names))
     return Entry(*where, False, schema, places, n, ep_offsets, start_time, env_id, names, about.writer, about.sequence)
 
 

@@ -55,35 +55,29 @@ _OWN = (Field("ep_offsets", _OFFSETS, "index", CODES["I64"], ()), Field("env_id"
 
 
 class Slot(NamedTuple):
-    """A field of which slices are read: ``steps * each + more`` rows of a slice of so many transitions.
+    """A field of which slices are read.
 
     Attributes:
         group, key: "obs" or "extras" and the key in it; else "" and the field's name.
-        rows: one of `amago.data.trajectory.ROWS`.
-        part: position in `Schema.names`; -1 where the files lack the field.
+        part: position in `Schema.names`; -1 where the files lack the field, whose rows then are its default.
         before: position of the field that holds the row before a trajectory's first (then slices have that row, too); or -1.
-        row, row_bytes: shape and size of one row.
-        default: of all rows, where the files lack the field.
+        row_bytes: size of one row.
         pad: value of padding in a batch (`amago.data.trajectory.pad_value`); 0 in extra fields, and in actions, which are
             padded when they are vectors.
     """
 
     group: str
     key: str
-    rows: str
+    field: Field
     part: int
     before: int
-    dtype: DType
-    row: tuple[int, ...]
     row_bytes: int
-    each: int
-    more: int
-    default: float
     pad: object
 
     def take(self, steps: int) -> int:
         """Rows of a slice of so many transitions."""
-        return steps * self.each + self.more
+        rows = self.field.rows
+        return 1 if rows == "1" else steps + (rows == "T+1" or self.before >= 0)
 
 
 @dataclass(frozen=True)
@@ -116,7 +110,7 @@ class Schema:
         if not 1 <= n <= total:
             raise BadFileError(f"{n} trajectories with {total} transitions")
         for name, x in self.fields.items():
-            right = (n + 1 if x.rows == _OFFSETS else rows_in(x.rows, n, total), *(x.shape or ()))
+            right = (n + 1 if x.rows == _OFFSETS else rows_in(x.rows, n, total), *x.shape)
             have = shapes[name]
             if (have.dtype, have.shape) != (x.dtype, right):
                 raise BadFileError(f"{name!r} is {have.dtype} {have.shape}, but the recorded spaces ask for {x.dtype} {right}")
@@ -145,21 +139,18 @@ class Schema:
         return self._slots[asked]
 
     def _slot(self, x: Field) -> Slot:
-        there, dtype, row = self.fields.get(x.name), np.dtype(x.dtype), x.shape or ()
-        if there is not None and (there.rows, there.shape or (), there.dtype) != (x.rows, row, dtype):
+        there = self.fields.get(x.name, x)
+        if (there.rows, there.shape, there.dtype) != (x.rows, x.shape, x.dtype):
             raise ValueError(
                 f"extra field {x.key!r} was recorded with rows {there.rows!r}, shape {there.shape} and dtype {there.dtype}, "
-                f"but is declared with rows {x.rows!r}, shape {row} and dtype {dtype}; declare it as recorded, or rename it"
+                f"but is declared with rows {x.rows!r}, shape {x.shape} and dtype {x.dtype}; declare it as recorded, or rename it"
             )
-        i = -1 if there is None else self.names.index(x.name)
-        before = -1 if x.before is None else self.names.index(x.before)
-        group = {"obs": "obs", "extra": "extras"}.get(x.role, "")
-        each, more = int(x.rows != "1"), int(x.rows != "T" or before >= 0)
+        part, before = (self.names.index(name) if name in self.fields else -1 for name in (x.name, x.before or ""))
         box = self.obs_space.spaces.get(x.key) if x.role == "obs" else None
         bounds = (box.low, box.high) if isinstance(box, gym.spaces.Box) else ()
-        pad = 0 if x.role in ("extra", "action") else pad_value(dtype, *bounds)
-        size = dtype.itemsize * math.prod(row)
-        return Slot(group, x.key, x.rows, i, before, dtype, row, size, each, more, x.default or 0.0, pad)
+        pad = 0 if x.role in ("extra", "action") else pad_value(x.dtype, *bounds)
+        group = {"obs": "obs", "extra": "extras"}.get(x.role, "")
+        return Slot(group, x.key, x, part, before, x.dtype.itemsize * math.prod(x.shape), pad)
 
 
 def schema_of(spaces: object, names: Iterable[str] | None = None) -> Schema:

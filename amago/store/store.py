@@ -115,7 +115,7 @@ class TrajectoryStore:
         self.root, self.edit = Path(root), edit
         for partition in PARTITIONS:
             (self.root / partition).mkdir(parents=True, exist_ok=True)
-        self._open_files = OpenFiles()
+        self._open_files = OpenFiles(str(self.root))
         self._lock = threading.RLock()  # held to change the index, not to read
         _stores.add(self)
         self._refused = RefusedFiles(self.root, edit)
@@ -422,24 +422,18 @@ class TrajectoryStore:
         Raises:
             ValueError: not a state of this class.
         """
-        try:
-            if state["version"] != 1:
-                raise ValueError(f"state has version {state['version']!r}, not 1")
-            order = {p: list(state["order"][p]) for p in PARTITIONS}
-            counters = [int(state["counters"][k]) for k in ("ingested", "evicted", "quarantined")]
-            steps = state["counters"].get("collected_steps")
-        except (KeyError, TypeError) as err:
-            raise ValueError(f"not the state of a TrajectoryStore: {err!r}") from err
+        if state.get("version") != 1:
+            raise ValueError(f"state has version {state.get('version')!r}, not 1")
+        order, counters = state["order"], state["counters"]
         with self._lock:
             self.refresh(evict=False)  # the oldest of the saved order are the first to go
-            for partition in PARTITIONS:
-                files = self._files[partition]
+            for partition, files in self._files.items():
                 known = {name: files[name] for name in order[partition] if name in files}
-                self._files[partition] = known | {name: entry for name, entry in files.items() if name not in known}
-            self._ingested, self._evicted, self._refused.count = counters
-            if steps is not None:
-                later = set(self._files[FIFO]).difference(order[FIFO])
-                self._collected_steps = int(steps) + sum(self._files[FIFO][name].total for name in later)
+                self._files[partition] = known | files
+            self._ingested, self._evicted, self._refused.count = (counters[k] for k in ("ingested", "evicted", "quarantined"))
+            if "collected_steps" in counters:
+                later = self._files[FIFO].keys() - order[FIFO]
+                self._collected_steps = counters["collected_steps"] + sum(self._files[FIFO][name].total for name in later)
             self._publish()
             if self.edit:
                 ix.write_order(self.root, self._live())

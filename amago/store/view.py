@@ -51,22 +51,22 @@ class OpenFiles:
     """Open files, the least recently used closed first: a quarter of those that the process may open, between 8 and 512. They are
     read with ``pread``, which has no shared position, so that threads and forked processes may share one."""
 
-    def __init__(self) -> None:
+    def __init__(self, root: str) -> None:
+        self._root = root
         limit = int(max(8, min(512, system.most_open_files() // 4)))
         self.get = functools.lru_cache(limit)(self._open)
         self.clear: Callable[[], None] = self.get.cache_clear  # closes all files that are not in use
 
-    @staticmethod
-    def _open(root: str, entry: Entry, size: int, mtime_ns: int) -> _OpenFile:
+    def _open(self, entry: Entry, size: int, mtime_ns: int) -> _OpenFile:
         """The file of an entry; FileNotFoundError or BadFileError if it is gone, or has another size or time."""
-        fd, info = open_regular(os.path.join(root, entry.where))
+        fd, info = open_regular(os.path.join(self._root, entry.where))
         file = _OpenFile(fd)
         if (info.st_size, info.st_mtime_ns) != (size, mtime_ns):
             raise BadFileError("it was written to")
         return file
 
-    def __reduce__(self) -> tuple[type[OpenFiles], tuple[()]]:
-        return OpenFiles, ()
+    def __reduce__(self) -> tuple[type[OpenFiles], tuple[str]]:
+        return OpenFiles, (self._root,)
 
 
 class StoreView:
@@ -95,7 +95,7 @@ class StoreView:
         lost: weakref.WeakMethod[Callable[[Entry, Exception], None]] | None = None,
     ) -> None:
         self._root, self._entries, self.lost = os.fspath(root), list(entries), lost
-        self._open_files = OpenFiles() if files is None else files
+        self._open_files = OpenFiles(self._root) if files is None else files
         first = [0]
         for entry in self._entries:
             first.append(first[-1] + entry.n)
@@ -196,7 +196,7 @@ class StoreView:
         if not 0 <= start < stop:
             raise ValueError(f"transitions [{start}, {stop}) of a trajectory of {length} are none")
         n, slots = stop - start, entry.schema.slots(keys, extras)
-        arrays = [np.empty((s.take(n), *s.row), s.dtype) for s in slots]
+        arrays = [np.empty((s.take(n), *s.field.shape), s.field.dtype) for s in slots]
         start_time = self._fill(entry, j, start, slots, arrays)
         return _stored(slots, arrays, start_time, entry.env_names[entry.env_id.item(j)])
 
@@ -225,7 +225,7 @@ class StoreView:
                 raise EvictedError(f"{entry.where} has been deleted from the buffer; draw another index")
             checked = entry.size, entry.mtime_ns  # now: another thread may check the file again while this one reads
             try:
-                file = self._open_files.get(self._root, entry, *checked)
+                file = self._open_files.get(entry, *checked)
                 if entry.original:
                     read_original(file.fd, entry.places, entry.schema, start, slots, arrays)
                 else:
@@ -266,9 +266,10 @@ class StoreView:
 
 def _read(fd: int, entry: Entry, j: int, start: int, slots: Slots, arrays: Arrays) -> None:
     places, first = entry.places, entry.ep_offsets.item(j) + start
-    for (_, _, rows, i, before, _, _, size, _, _, default, _), out in zip(slots, arrays):
+    for (_, _, field, i, before, size, _), out in zip(slots, arrays):
+        rows = field.rows
         if i < 0:
-            out[...] = default
+            out[...] = field.default
         elif rows == "T+1":
             _fetch(fd, places[i], size, first + j, out)
         elif rows == "1":
@@ -295,12 +296,12 @@ def _stored(slots: Slots, arrays: Arrays, start_time: int, env_name: str) -> Sto
     )  # fmt: skip
 
 
-def _fetch(fd: int, member: Member, size: int, row: int, out: np.ndarray) -> None:
+def _fetch(fd: int, place: int | Member, size: int, row: int, out: np.ndarray) -> None:
     """The rows of an array from ``row`` on, of ``size`` bytes each, into all of ``out``."""
-    if member.packed:
-        out[...] = member.read(fd, row, row + len(out)).reshape(out.shape)
+    if isinstance(place, Member):
+        out[...] = place.read(fd, row, row + len(out)).reshape(out.shape)
     elif size:
-        at, wanted = member.at + member.skip + row * size, len(out) * size
+        at, wanted = place + row * size, out.nbytes
         got = _preadv(fd, (out,), at)
         while got < wanted:  # more than 2 GB, or the end of a file that was cut short
             more = _preadv(fd, (out.reshape(-1).view(np.uint8)[got:],), at + got)

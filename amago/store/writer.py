@@ -65,13 +65,9 @@ class TrajectoryWriter:
         max_pending_bytes: int | None = None,
         extra_fields: Iterable[ExtraField] = (),
     ) -> None:
-        if save_as == "traj":
-            raise ValueError(
-                "save_as='traj' would write pickles, which run code when they are read; amago never writes them. "
-                "Use 'segments' (the fastest), 'npz' or 'npz-compressed'."
-            )
         if save_as not in KINDS:
-            raise ValueError(f"save_as is {save_as!r}, but must be one of {', '.join(map(repr, KINDS))}")
+            why = "; pickles run code when they are read, so none are written" if save_as == "traj" else ""
+            raise ValueError(f"save_as={save_as!r}, but must be one of {', '.join(map(repr, KINDS))}{why}")
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,80}", writer):
             raise ValueError(f"writer is {writer!r}, but must be 1 to 80 letters, digits, '_' or '-'")
         pending = MAX_PENDING_BYTES if max_pending_bytes is None else max_pending_bytes
@@ -222,7 +218,7 @@ class TrajectoryWriter:
                     raise ValueError(f"{name} has keys {found}, but must have {wanted}")
         size = 64 * n
         for x in self._fields:
-            a, shape = arrays[x.name], (rows_in(x.rows, n, total), *x.shape)  # type: ignore[misc]  # known: of an environment
+            a, shape = arrays[x.name], (rows_in(x.rows, n, total), *x.shape)
             if a.shape != shape or a.dtype != x.dtype:
                 raise _misfit(x, a, shape)
             size += a.nbytes

@@ -27,8 +27,6 @@ from amago.loading import (
 from amago.nets.goal_embedders import TokenGoalEmb
 from amago.store import TrajectoryWriter
 
-OBS = gym.spaces.Dict({"observation": gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)})
-
 
 def sequence(t, start=0, **more):
     """Rewards and actions that say when they were, as a client makes them: without rl2s."""

@@ -10,12 +10,10 @@ from tiny import EPISODE, experiment, learned, started
 
 import amago
 from amago import cli_utils
-from amago.envs import AMAGOEnv, EnvCreator
+from amago.envs import AMAGOEnv
 from amago.envs.builtin import TMazePassive
 from amago.run.rundir import RunExistsError
 from amago.utils import call_async_env
-
-INF = float("inf")
 
 
 class Maze(AMAGOEnv):
@@ -114,16 +112,6 @@ def test_environments_answer_right_after_init_envs(tmp_path, mode):
     e.evaluate_val()
     assert call_async_env(e.val_envs, "take_long_break")[0][1] == 2  # the same ones
     assert hasattr(e.val_envs, "envs") is (mode == "sync")
-
-
-def creators(number, root=None, exploration=None):
-    return [
-        EnvCreator(
-            make_env=tiny.tmaze, exploration_wrapper_type=exploration, save_trajs_to=root, save_every_low=1000, save_every_high=1000,
-            save_trajs_as="npz",
-        )
-        for _ in range(number)
-    ]  # fmt: skip
 
 
 def test_interact_returns_memory_and_histories(tmp_path):

@@ -1,5 +1,7 @@
 """Trajectories, and the batches that they become."""
 
+from collections import Counter
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -94,26 +96,24 @@ def test_the_mask_says_what_is_real(lengths):
     assert (batch.obs["img"].dtype, batch.dones.dtype) == (torch.uint8, torch.bool)
 
 
-@pytest.mark.parametrize(
-    ("padded", "starts"),
-    [("none", range(7)), ("both", range(-3, 9)), ("left", range(-3, 7)), ("right", range(9))],
-)
-def test_windows_are_uniform_over_the_documented_starts(padded, starts):
-    length, max_len = 10, 4
-    rng = np.random.default_rng(0)
-    draws = 6000
-    seen: dict = {}
-    for _ in range(draws):
-        window = subsequence(length, max_len, padded, rng)
-        seen[window] = seen.get(window, 0) + 1
-    want: dict = {}
-    for s in starts:
-        window = (max(s, 0), min(s + max_len, length))
-        want[window] = want.get(window, 0) + 1
+L = 4
+
+
+@pytest.mark.parametrize("cut_short", [False, True])
+@pytest.mark.parametrize("length", [1, L - 1, L, 10])
+@pytest.mark.parametrize("padded", ["none", "both", "left", "right"])
+def test_windows_are_uniform_over_the_documented_starts(padded, length, cut_short):
+    ends = {"none": (0, length - L), "both": (1 - L, length - 2), "left": (1 - L, length - L), "right": (0, length - 2)}
+    first, last = ends[padded]
+    want = Counter((max(s, 0), min(s + L, length)) for s in range(first, max(last, first) + 1))
+    if length <= L and not cut_short:
+        want = Counter([(0, length)])
+    rng, draws = np.random.default_rng(0), 3000
+    seen = Counter(subsequence(length, L, padded, rng, cut_short) for _ in range(draws))
     assert set(seen) == set(want)
     for window, share in want.items():
-        p = share / len(starts)
-        assert abs(seen[window] - draws * p) < 5 * np.sqrt(draws * p * (1 - p))
+        p = share / want.total()
+        assert abs(seen[window] - draws * p) <= 5 * np.sqrt(draws * p * (1 - p))
 
 
 def test_what_does_not_fit_is_refused():

@@ -19,7 +19,7 @@ from amago.data.trajectory import StoredTraj
 from amago.envs import AMAGOEnv
 from amago.envs.exploration import EpsilonGreedy
 from amago.loading.offline.base import Converter
-from amago.nets.policy_dists import Product, TanhGaussian, distribution_of
+from amago.nets.policy_dists import TanhGaussian, distribution_of
 from amago.spaces import NonFiniteError, action_spec, describe, from_description
 
 G = gym.spaces
@@ -174,15 +174,6 @@ def test_wrong_spaces_and_dtypes() -> None:
         (naming("key 3", "str"), lambda: action_spec(G.Dict({3: G.Discrete(2)}))),
         ("Text", lambda: action_spec(G.Dict(a=G.Text(3)))),
     )
-
-
-def product(lead: tuple[int, ...] = (2, 3)) -> tuple[Any, torch.Tensor]:
-    spec = action_spec(SPACES["nested"])
-    kind = distribution_of(spec.kind, spec.dim, TanhGaussian)
-    assert isinstance(kind, Product)
-    torch.manual_seed(0)
-    vec = torch.randn(*lead, kind.input_dimension, requires_grad=True)
-    return kind, vec
 
 
 def build(name: str, agent_type: type[Any]) -> Any:

@@ -152,7 +152,7 @@ def test_wrong_arguments_and_trajectories_are_named(tmp_path):
         ValueError,
         *((re.escape(words), lambda change=change: w.write(change(numbered(0, 3)))) for words, change in WRONG.items()),
         (naming("save_as='traj'", "'segments'", "'npz'"), lambda: writer(tmp_path, save_as="traj")),
-        (naming("save_as is 'hdf5'", "'npz-compressed'"), lambda: writer(tmp_path, save_as="hdf5")),
+        (naming("save_as='hdf5'", "'npz-compressed'"), lambda: writer(tmp_path, save_as="hdf5")),
         *(
             (naming(name, 0), lambda name=name: writer(tmp_path, **{name: 0}))
             for name in ("segment_bytes", "max_pending_bytes")

@@ -147,14 +147,13 @@ class ArrayDataset(OfflineDataset):
         self.env_name: Any = env_name if isinstance(env_name, str) else np.asarray(env_name)
 
     def load(self) -> InMemory:
-        n = len(self.rewards)
-        for name in ("terminations", "truncations", "actions", "observations", "next_observations", "env_name"):
-            value = None if isinstance(vars(self)[name], str) else vars(self)[name]
-            parts = value if isinstance(value, Mapping) else {None: value}
-            for key, rows in parts.items():
-                if rows is not None and len(rows) != n:
+        n = self.rewards.size
+        for name in ALIASES:
+            value = vars(self)[name]
+            for key, rows in value.items() if isinstance(value, Mapping) else ((None, value),):
+                if isinstance(rows, np.ndarray) and rows.shape[:1] != (n,):
                     part = name if key is None else f"{name}[{key!r}]"
-                    raise ValueError(f"{self.name}: {part} has {len(rows)} rows, but rewards has {n}")
+                    raise ValueError(f"{self.name}: {part} has shape {rows.shape}, but there are {n} rewards")
         space = infer_space(self.observations) if self.observation_space is None else self.observation_space
         converter = Converter(space, self.action_space)
         try:
@@ -345,7 +344,7 @@ def read_hdf5(path: Path) -> dict[str, Array]:
     """The arrays of a D4RL file, by the names of `ArrayDataset`'s arguments.
 
     Raises:
-        ValueError: there is no such file, it is not HDF5, or an array is missing or of another length.
+        ValueError: there is no such file, it is not HDF5, or an array is missing.
         ImportError: h5py is not installed.
     """
     h5py = require("h5py", "offline", "reading HDF5 files")
@@ -359,11 +358,6 @@ def read_hdf5(path: Path) -> dict[str, Array]:
             declared, size = sum(d.nbytes for d in sets.values()), path.stat().st_size
             if declared > _MAX_RATIO * size:  # checked before memory is allocated
                 raise ValueError(f"{path} declares {declared} bytes of data, but has only {size}")
-            rows = {name: d[()] for name, d in sets.items()}
+            return {name: d[()] for name, d in sets.items()}
     except OSError as err:
         raise ValueError(f"{path} cannot be read as HDF5: {err}") from err
-    n = rows["rewards"].size
-    for name, a in rows.items():
-        if a.ndim == 0 or len(a) != n or n == 0:
-            raise ValueError(f"{path}: {name} has shape {a.shape}, but there are {n} rewards")
-    return rows

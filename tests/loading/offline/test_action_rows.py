@@ -81,7 +81,7 @@ WRONG: dict[str, tuple[gym.Space[Any], Any, str]] = {
         GRIP, {"grip": np.zeros((5, 3)), "move": np.zeros(5)}, r"actions\['grip'\] has shape \(5, 3\), but MultiBinary\(2\) needs",
     ),
     "a part is too long": (
-        GRIP, {"grip": np.zeros((5, 2)), "move": np.zeros(6)}, r"actions\['move'\] has 6 rows, but rewards has 5",
+        GRIP, {"grip": np.zeros((5, 2)), "move": np.zeros(6)}, r"actions\['move'\] has shape \(6,\), but there are 5 rewards",
     ),
     "half a choice": (GRIP, np.array([[0, 1, 2]] * 4 + [[0, 1, 2.5]]), r"actions\['move'\] is 2.5 in row 4, but Discrete"),
     "not a number": (GRIP, np.array([[0, 1, np.nan]] * 5), r"actions\['move'\] is nan in row 0, but Discrete"),
