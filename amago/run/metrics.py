@@ -350,13 +350,12 @@ class RunLog:
 
     def take_means(self) -> dict[str, float]:
         """The means of training metrics since the last call."""
-        counts = {name: count for name, (_, count) in self._since_row.items()}
-        totals = to_floats({name: total for name, (total, _) in self._since_row.items()})
-        self._since_row = {}
+        sums, self._since_row = self._since_row, {}
+        totals = to_floats({name: total for name, (total, _) in sums.items()})
         for name, total in totals.items():
             before, count = self._in_epoch.get(name, (0.0, 0))
-            self._in_epoch[name] = before + total, count + counts[name]
-        return {name: total / counts[name] for name, total in totals.items()}
+            self._in_epoch[name] = before + total, count + sums[name][1]
+        return {name: total / sums[name][1] for name, total in totals.items()}
 
     def take_epoch_means(self) -> dict[str, float]:
         """The means of all that `take_means` has included since the last call."""
