@@ -53,7 +53,7 @@ class DiskTrajDataset(RLDataset):
             Kapturowski et al. 2019); a trajectory divides into sequences of ``max_seq_len``, and those that are new come first.
             Errors arrive after the update, so with ``dloader_workers`` above 0 a seeded run does not repeat exactly.
         balance: "env_name": each environment, by its name, has the same share of the sequences, and its trajectories share it
-            by ``sampling`` (ages are counted among them). None: trajectories are drawn without regard to their environments.
+            by ``sampling``. None: trajectories are drawn without regard to their environments.
         priority_alpha, priority_beta, priority_eta: of "priority", in [0, 1]. A sequence is drawn in proportion to p^alpha, and
             its losses are weighted by P^-beta, P its probability among the sequences of its environment (``balance``) or among
             all; weights are scaled to a mean of 1, so that ``balance`` and the weights of a mixture hold for losses too. Its p

@@ -35,7 +35,7 @@ from amago.run.record import SETTINGS_FILE, Calls, fields_of, has_learned, note_
 from amago.run.settings import ExperimentSettings, SettingsError
 from amago.run.state import Change, changes, refuse
 from amago.spaces import space_differences
-from amago.store.files import TEMPORARY, free_bytes, is_stale
+from amago.store.files import TEMPORARY, is_stale
 from amago.store.formats import ORIGINAL_NAME
 
 log = logging.getLogger(__name__)
@@ -143,7 +143,7 @@ class RunCheckpoints:
             needed = sum(w.numel() * w.element_size() for w in without_aliases(weights).values())
             log.warning(
                 "%s: %s; %s has %.1f MB left, and the weights alone take %.1f MB. Earlier checkpoints are intact, and the run continues",
-                problem, err, self.directory, (free_bytes(self.states) or 0) / 1e6, needed / 1e6,
+                problem, err, self.directory, shutil.disk_usage(self.states).free / 1e6, needed / 1e6,
             )  # fmt: skip
             return False
         return True

@@ -190,15 +190,6 @@ def _move_without_overwriting(source: Path, target: Path) -> bool:
     return True
 
 
-def free_bytes(directory: Path) -> int | None:
-    """Free space of the file system that holds a directory; None if it is unknown."""
-    try:
-        info = os.statvfs(directory)
-    except OSError:
-        return None
-    return info.f_bavail * info.f_frsize
-
-
 def is_full(err: OSError) -> bool:
     """True if an error means that no space or no quota is left."""
     return err.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import logging
 import re
+import shutil
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import gymnasium as gym
-import numpy as np
 
 from amago.data.extras import ExtraField, check_extra_fields, trajectory_fields
-from amago.data.trajectory import EXTRA, OBS, Field, StoredTraj, StoredTrajs, rows_in
+from amago.data.trajectory import EXTRA, OBS, StoredTraj, StoredTrajs, rows_in
 from amago.spaces import action_spec, key_problem
 from amago.store import formats, schema
-from amago.store.files import StoreFullError, commit, free_bytes, is_full
+from amago.store.files import StoreFullError, commit, is_full
 
 logger = logging.getLogger(__name__)
 
@@ -81,8 +81,7 @@ class TrajectoryWriter:
         spec = action_spec(action_space)
         _check_observations(obs_space)
         fields = trajectory_fields(obs_space, spec, self.extra_fields)
-        self._fields = [x for x in fields if x.role != "context"]
-        self._prev_action = Field("prev_action", "1", "context", spec.stored_dtype, (spec.stored_dim,))
+        self._fields = [x for x in fields if x.name not in ("start_time", "prev_reward")]
         self._spaces = schema.spaces_text(obs_space, action_space, self.extra_fields)
         self.directory.mkdir(parents=True, exist_ok=True)
         self._next = max(formats.files_of(self.directory, writer).values(), default=-1) + 1
@@ -196,16 +195,15 @@ class TrajectoryWriter:
             yield formats.file_name(self.save_as, self.writer, sequence, n, env_name)
 
     def _full(self, size: int) -> StoreFullError:
-        free, needed = free_bytes(self.directory), self.pending_bytes + size
+        free, needed = shutil.disk_usage(self.directory).free, self.pending_bytes + size
         text = f"no space is left in {self.directory}: {needed} bytes are needed for {self.pending} trajectories that wait"
         text += f" in memory (at most {self.max_pending_bytes} bytes may)" + (f" and one of {size} bytes" if size else "")
-        if free is not None:
-            text += f"; {free} bytes are free" + (", so it may be a quota that is used up" if free >= needed else "")
+        text += f"; {free} bytes are free" + (", so it may be a quota that is used up" if free >= needed else "")
         return StoreFullError(text)
 
     def _check(self, trajs: StoredTrajs) -> int:
         """Raise ValueError unless the trajectories have the declared fields; returns their size in bytes."""
-        n, total, arrays = len(trajs), int(trajs.lengths.sum()), trajs.arrays
+        n, total, arrays = len(trajs), int(trajs.lengths.sum()), trajs.arrays | {"prev_action": trajs.prev_actions}
         if (trajs.lengths < 1).any():
             raise ValueError("rews has 0 rows; a trajectory needs at least one transition")
         if (trajs.start_times < 0).any():
@@ -220,17 +218,10 @@ class TrajectoryWriter:
         for x in self._fields:
             a, shape = arrays[x.name], (rows_in(x.rows, n, total), *x.shape)
             if a.shape != shape or a.dtype != x.dtype:
-                raise _misfit(x, a, shape)
+                name = {"obs": f"obs[{x.key!r}]", "extra": f"extras[{x.key!r}]"}.get(x.role, x.name)
+                raise ValueError(f"{name} has shape {a.shape} and dtype {a.dtype}, but must have {shape} and {x.dtype}")
             size += a.nbytes
-        x, before = self._prev_action, trajs.prev_actions
-        if (before.shape[1:], before.dtype) != (x.shape, x.dtype):
-            raise _misfit(x, before[0], x.shape)
         return size
-
-
-def _misfit(x: Field, a: np.ndarray, shape: object) -> ValueError:
-    name = {"obs": f"obs[{x.key!r}]", "extra": f"extras[{x.key!r}]"}.get(x.role, x.name)
-    return ValueError(f"{name} has shape {a.shape} and dtype {a.dtype}, but must have {shape} and {x.dtype}")
 
 
 def _check_observations(obs_space: gym.spaces.Dict) -> None:

@@ -140,7 +140,7 @@ WRONG = {
     "actions has shape (3, 1) and dtype int32": lambda t: replace(t, actions=t.actions.astype("i4")),
     "dones has shape (3,)": lambda t: replace(t, dones=t.dones[:, 0]),
     "rews has 0 rows": lambda t: replace(t, rews=t.rews[:0]),
-    "prev_action has shape (2,)": lambda t: replace(t, prev_action=np.zeros(2, np.int64)),
+    "prev_action has shape (1, 2)": lambda t: replace(t, prev_action=np.zeros(2, np.int64)),
     "start_time is -1": lambda t: replace(t, start_time=-1),
 }
 

@@ -41,9 +41,7 @@ def write_buffer(root, action_space, count=7):
     for i in range(count):
         n = i + 2
         obs = {k: np.stack([s.sample() for _ in range(n + 1)]) for k, s in OBS.items()}
-        actions = spec.from_env(np.stack([action_space.sample() for _ in range(n)])) if not isinstance(
-            action_space, gym.spaces.Tuple
-        ) else spec.from_env(tuple(np.stack([s.sample() for _ in range(n)]) for s in action_space.spaces))  # fmt: skip
+        actions = spec.from_env(gym.vector.utils.batch_space(action_space, n).sample())
         dones = np.zeros((n, 1), bool)
         dones[-1] = i % 2
         later = {"start_time": 9, "prev_reward": 0.25, "prev_action": actions[0]} if i == 3 else {}
