@@ -75,7 +75,7 @@ class ActionDistribution(Distribution):
         return vector
 
     def metrics(self) -> dict[str, Tensor]:
-        """Scalars for the log, by name."""
+        """Numbers for the log, by name, one for each distribution (...)."""
         return {}
 
 
@@ -135,13 +135,9 @@ class PolicyOutput(nn.Module):
                 return self.forward(vec, log_dict, mask)
         vec = at_least_float32(vec)
         dist = self.make(vec)
-        if log_dict is not None and mask is None:
-            log_dict |= dist.metrics()
-        elif log_dict is not None and mask is not None:
-            weight = ranks.weight(mask)
-            if mask.any():
-                found = self.make(vec.detach()[mask.squeeze(-1)]).metrics()
-                log_dict |= {name: weight * value for name, value in found.items()}
+        if log_dict is not None:
+            for name, value in dist.metrics().items():
+                log_dict[name] = value.detach().mean() if mask is None else ranks.masked_mean(value, mask)
         return dist
 
 
@@ -222,7 +218,7 @@ class DiscreteOutput(ActionDistribution, Categorical):
         return self.sample() if sample else self.mode.unsqueeze(-1)
 
     def metrics(self) -> dict[str, Tensor]:
-        return {"Policy Entropy": self.entropy().detach().mean()}
+        return {"Policy Entropy": self.entropy()}
 
 
 class MultibinaryOutput(Bernoulli, ActionDistribution):
@@ -258,7 +254,7 @@ class MultibinaryOutput(Bernoulli, ActionDistribution):
         return (self.sample() if sample else self.mode).to(torch.int8)
 
     def metrics(self) -> dict[str, Tensor]:
-        return {"Policy Entropy": self.entropy().detach().sum(dim=-1).mean()}
+        return {"Policy Entropy": self.entropy().sum(dim=-1)}
 
 
 class TanhGaussianOutput(ActionDistribution):
@@ -299,7 +295,7 @@ class TanhGaussianOutput(ActionDistribution):
         return normal - 2.0 * (math.log(2.0) - x - F.softplus(-2.0 * x))
 
     def metrics(self) -> dict[str, Tensor]:
-        return {"Policy Std (before tanh)": self.scale.detach().mean()}
+        return {"Policy Std (before tanh)": self.scale.mean(dim=-1)}
 
 
 class BetaOutput(ActionDistribution):
@@ -332,7 +328,7 @@ class BetaOutput(ActionDistribution):
         return self._unit.entropy() + math.log(2.0)
 
     def metrics(self) -> dict[str, Tensor]:
-        return {"Policy Entropy": self.entropy().detach().sum(dim=-1).mean()}
+        return {"Policy Entropy": self.entropy().sum(dim=-1)}
 
 
 class ContinuousOutput(ActionDistribution):
@@ -435,8 +431,6 @@ class ProductOutput(ActionDistribution):
 
     def metrics(self) -> dict[str, Tensor]:
         """The metrics of the parts by name: the sum of entropies, the mean of others."""
-        found: dict[str, list[Tensor]] = {}
-        for factor in self.factors:
-            for name, value in factor.metrics().items():
-                found.setdefault(name, []).append(value)
-        return {name: torch.stack(v).sum() if "Entropy" in name else torch.stack(v).mean() for name, v in found.items()}
+        each = [factor.metrics() for factor in self.factors]
+        found = {name: torch.stack([m[name] for m in each if name in m]) for name in dict.fromkeys(n for m in each for n in m)}
+        return {name: values.sum(dim=0) if "Entropy" in name else values.mean(dim=0) for name, values in found.items()}

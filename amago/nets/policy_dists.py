@@ -166,8 +166,8 @@ class GMMOutput(ActionDistribution):
 
     def metrics(self) -> dict[str, Tensor]:
         return {
-            "Policy Std (before tanh)": self.scale.detach().mean(),
-            "Policy Modes Entropy": torch.special.entr(self.log_weights.detach().exp()).sum(dim=-1).mean(),
+            "Policy Std (before tanh)": self.scale.mean(dim=(-2, -1)),
+            "Policy Modes Entropy": torch.special.entr(self.log_weights.exp()).sum(dim=-1),
         }
 
 

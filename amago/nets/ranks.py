@@ -60,12 +60,6 @@ def divisors(counts: Sequence[Tensor], least: Sequence[float]) -> list[Tensor]:
     return [count.clamp(min=smallest) / _ranks for count, smallest in zip(added, least)]
 
 
-def weight(mask: Tensor) -> Tensor | int:
-    """The factor for the mean of a metric where ``mask`` is True, so that the mean over the ranks is the mean of all; 1 in one
-    process."""
-    return 1 if _ranks == 1 else mask.sum() / divisors([mask.sum()], [1])[0]
-
-
 @torch.no_grad()
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
     """Mean of ``x`` where ``mask`` (broadcast against it) is True, over the batches of all ranks; 0 where nothing is. Without gradient.
