@@ -72,13 +72,13 @@ def check_tstep_encoder(encoder: object, spaces: object, *, seed: int = 0) -> No
         encode(one)
         with _attempt("forward of observations that are all 0"):
             encode({k: v if k == "rl2s" else torch.zeros_like(v) for k, v in one.items()})
-        _require(not _differs(encode(x), out), _RANDOM)
+        _require_same(encode(x), out, _RANDOM)
         for what, rows, steps in (
             ("timestep of a sequence", slice(2), slice(1, 2)),
             ("sequence of a batch", slice(1), slice(3)),
         ):
             alone = encode({k: v[rows, steps] for k, v in x.items()})
-            _require(not _differs(alone, out[rows, steps]), f"a {what} is encoded differently when it comes alone")
+            _require_same(alone, out[rows, steps], f"a {what} is encoded differently when it comes alone")
         _check_gradients(module, lambda: encode(x))
         if module.takes_mask:
             mask = torch.ones(2, 3, 1, dtype=torch.bool, device=device)
@@ -88,11 +88,12 @@ def check_tstep_encoder(encoder: object, spaces: object, *, seed: int = 0) -> No
             for each in (x, x | padded):
                 tried = copy.deepcopy(module).train()
                 torch.default_generator.manual_seed(0)  # equal dropout
-                out = encode(each, tried, mask=mask)[mask[..., 0]]
-                found.append((out, [b.double() for b in tried.buffers() if b.numel()]))
-            of_padding = "in training mode, the content of padding (mask False) changes"
-            _require(not _differs(found[0][0], found[1][0]), f"{of_padding} the output of real timesteps")
-            _require(not any(map(_differs, found[0][1], found[1][1])), f"{of_padding} running statistics (buffers)")
+                found.append(
+                    [encode(each, tried, mask=mask)[mask[..., 0]], *(b.double() for b in tried.buffers() if b.numel())]
+                )
+            for n, pair in enumerate(zip(*found)):
+                changed = "running statistics (buffers)" if n else "the output of real timesteps"
+                _require_same(*pair, f"in training mode, the content of padding (mask False) changes {changed}")
 
 
 def check_traj_encoder(
@@ -141,22 +142,19 @@ def check_traj_encoder(
                 return module.init_hidden_state(3, device)
 
         out = whole(seq)
-        _require(not _differs(whole(seq), out), _RANDOM)
-        _require(not _differs(whole(seq[1:2]), out[1:2]), "a sequence is mapped differently alone, without its batch")
-        later = seq.clone()
-        later[:, -2:] += 1.0
-        causal = longest < 2 or not _differs(whole(later)[:, :-2], out[:, :-2])
-        _require(causal, "the model is not causal: the output of a timestep changes with later input")
+        _require_same(whole(seq), out, _RANDOM)
+        _require_same(whole(seq[1:2]), out[1:2], "a sequence is mapped differently alone, without its batch")
+        later = seq + (torch.arange(longest + 1, device=device) >= longest).unsqueeze(-1)
+        fault = "the model is not causal: the output of a timestep changes with later input"
+        _require_same(whole(later)[:, :longest], out[:, :longest], fault)
         expected, hidden = whole(seq[:, :longest]), first()
-        for t in range(longest):
-            out, hidden = step(seq[:, t], torch.full((3,), t), hidden, f"step {t} of a rollout")
-            same = not _differs(out, expected[:, t])
-            _require(same, f"step {t} of a rollout, from the hidden state of the step before, differs from the whole sequence")
-        _check_resets(module, step, whole, first)
-        for t in range(2 * module.max_seq_len + 3 if module.max_seq_len <= 2 * _STEPS else 0):
-            hidden = first() if t == 0 else hidden
+        for t in range(2 * module.max_seq_len + 3 if module.max_seq_len <= 2 * _STEPS else longest):
             doing = f"step {t} of a rollout, with max_seq_len={module.max_seq_len},"
-            _, hidden = step(seq[:, t % longest], torch.full((3,), t), hidden, doing)
+            out, hidden = step(seq[:, t % longest], torch.full((3,), t), hidden, doing)
+            if t < longest:
+                fault = f"step {t} of a rollout, from the hidden state of the step before, differs from the whole sequence"
+                _require_same(out, expected[:, t], fault)
+        _check_resets(module, step, whole, first)
         _check_slices(module, step, first(), seq, expected)
         _check_gradients(module, lambda: whole(seq))
         if export:
@@ -181,15 +179,14 @@ def _check_resets(module: TrajEncoder, step: Step, whole: Callable[[Tensor], Ten
                     hidden = module.reset_hidden_state(hidden, dones)
             out, hidden = step(seq[:, t], clock, hidden, f"step {t}, after resets")
             outs.append(out)
+        found = torch.stack(outs, dim=1)
         for row, length in enumerate(lengths):
             for begin in range(0, 2 * longest, length):
-                found, expected = (
-                    torch.stack(outs[begin : begin + length]),
-                    whole(seq[row : row + 1, begin : begin + length])[0],
-                )
+                rollout = slice(row, row + 1), slice(begin, begin + length)
                 state = f"was reset at step {begin}" if begin else "was not reset yet"
-                _require(
-                    not _differs(found[:, row], expected),
+                _require_same(
+                    found[rollout],
+                    whole(seq[rollout]),
                     f"after reset_hidden_state with {name}, row {row}, which {state}, differs from a whole sequence of its rollout: rows with "
                     "True must be as from init_hidden_state, the others must stay as they are",
                 )
@@ -205,10 +202,10 @@ def _check_slices(module: TrajEncoder, step: Step, hidden: object, seq: Tensor, 
         for (start, stop), part in parts.items():
             doing = f"step {t} with slice_hidden_state({start}, {stop})"
             out, parts[start, stop] = step(seq[start:stop, t], torch.full((stop - start,), t), part, doing)
-            _require(not _differs(out, expected[start:stop, t]), f"{doing} gives another output than all rows together")
+            _require_same(out, expected[start:stop, t], f"{doing} gives another output than all rows together")
     out, _ = step(seq[:, longest - 1], torch.full((3,), longest - 1), hidden, "a step of all rows after steps of slices")
-    shared = longest < 2 or not _differs(out, expected[:, -1])
-    _require(shared, "slice_hidden_state does not share storage, or forward does not update it in place: leave it undefined")
+    fault = "slice_hidden_state does not share storage, or forward does not update it in place: leave it undefined"
+    _require_same(out, expected[:, -1], fault)
 
 
 class _ExportedStep(nn.Module):
@@ -247,7 +244,7 @@ def _check_export(module: TrajEncoder, seq: Tensor, expected: Tensor) -> None:
             with _attempt(what):
                 out, after = step(seq[:, t % longest], torch.full((n,), t % longest, device=device), dones, memory)
             late = " after all rows were done" if t >= longest else ""
-            _require(not _differs(out, expected[:, t % longest]), f"{what} differ from whole sequences{late} (step {t})")
+            _require_same(out, expected[:, t % longest], f"{what} differ from whole sequences{late} (step {t})")
             changed = ", ".join(k for k, v in before.items() if not memory[k].equal(v))
             _require(not changed, f"{what}: {changed} is changed in place; import_hidden_state must copy what is written")
             memory = after
@@ -326,9 +323,9 @@ def _checked(out: object, shape: tuple[int, ...], doing: str) -> Tensor:
     return out
 
 
-def _differs(a: Tensor, b: Tensor) -> bool:
-    """True if two outputs differ by more than rounding."""
-    return bool((a - b).abs().max() > _TOLERANCE * (1.0 + float(b.abs().max())))
+def _require_same(a: Tensor, b: Tensor, fault: str) -> None:
+    """Two outputs differ by no more than rounding."""
+    _require(not (a - b).abs().max() > _TOLERANCE * (1.0 + float(b.abs().max())), fault)
 
 
 def _check_gradients(encoder: nn.Module, forward: Callable[[], Tensor]) -> None:
