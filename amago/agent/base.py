@@ -373,16 +373,16 @@ class BaseAgent(nn.Module):
             actions and the new memory. Actions are in their stored form (N, S). With a dimension of timesteps they are
             (N, 1, S), and choices and bits are uint8, as far as their number fits.
         """
-        if rl2s.ndim == 2:
-            steps = {key: value.unsqueeze(1) for key, value in obs.items()}
-            states, hidden_state = self.get_state_embedding(steps, rl2s.unsqueeze(1), time_idxs.unsqueeze(1), hidden_state)
-            return self.act(states[:, 0], obs, sample, gamma_idx), hidden_state
-        if rl2s.shape[1] != 1:
-            raise ValueError(f"get_actions takes one timestep, rl2s (N, 1 + A) or (N, 1, 1 + A), got {tuple(rl2s.shape)}")
-        states, hidden_state = self.get_state_embedding(obs, rl2s, time_idxs, hidden_state)
-        actions = self.act(states[:, 0], {key: value[:, 0] for key, value in obs.items()}, sample, gamma_idx)
-        small = self.multibinary or (self.discrete and self.action_dim <= 256)
-        return (actions.to(torch.uint8) if small else actions).unsqueeze(1), hidden_state
+        if rl2s.ndim == 3:
+            if rl2s.shape[1] != 1:
+                raise ValueError(f"get_actions takes one timestep, rl2s (N, 1 + A) or (N, 1, 1 + A), got {tuple(rl2s.shape)}")
+            step = {key: value[:, 0] for key, value in obs.items()}, rl2s[:, 0], time_idxs[:, 0]
+            actions, hidden_state = BaseAgent.get_actions(self, *step, hidden_state, sample, gamma_idx)
+            small = self.multibinary or (self.discrete and self.action_dim <= 256)
+            return (actions.to(torch.uint8) if small else actions).unsqueeze(1), hidden_state
+        steps = {key: value.unsqueeze(1) for key, value in obs.items()}
+        states, hidden_state = self.get_state_embedding(steps, rl2s.unsqueeze(1), time_idxs.unsqueeze(1), hidden_state)
+        return self.act(states[:, 0], obs, sample, gamma_idx), hidden_state
 
     @torch.no_grad()
     def get_actions_and_extras(

@@ -170,13 +170,10 @@ def update_metrics(
     }
     if out is not None and target is not None:
         q, real = values.returns(values.value(out)), mask[..., None]
-        kept = [torch.stack([torch.where(real, x[:, :, :, g], 0.0).sum() for g in range(len(gammas))]) for x in (q, target)]
-        of_q, of_target, count = ranks.total(*kept, mask.sum())  # (G,), (G,) and ()
-        count = count.clamp(min=1)
         for g, gamma in enumerate(gammas.tolist()):
             label = f"gamma={round(gamma, 4):g}"
-            found[f"Q(s, a) ({label})"] = of_q[g] / (count * q.shape[2])
-            found[f"TD Target ({label})"] = of_target[g] / count
+            found[f"Q(s, a) ({label})"] = ranks.masked_mean(q[:, :, :, g], real)
+            found[f"TD Target ({label})"] = ranks.masked_mean(target[:, :, :, g], real)
         last, y = q[:, :, :, -1], target[:, :, :, -1]
         if q.shape[2] > 1:
             found["Q(s, a) Ensemble Stdev. (main gamma)"] = ranks.masked_mean(last.std(dim=2, keepdim=True), real)
