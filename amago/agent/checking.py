@@ -91,9 +91,9 @@ def check_tstep_encoder(encoder: object, spaces: object, *, seed: int = 0) -> No
                 found.append(
                     [encode(each, tried, mask=mask)[mask[..., 0]], *(b.double() for b in tried.buffers() if b.numel())]
                 )
-            for n, pair in enumerate(zip(*found)):
+            for n, (mine, padded_too) in enumerate(zip(*found)):
                 changed = "running statistics (buffers)" if n else "the output of real timesteps"
-                _require_same(*pair, f"in training mode, the content of padding (mask False) changes {changed}")
+                _require_same(mine, padded_too, f"in training mode, the content of padding (mask False) changes {changed}")
 
 
 def check_traj_encoder(
