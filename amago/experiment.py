@@ -379,7 +379,7 @@ class Experiment(ExperimentSettings):
                     metrics = self.compute_loss(batch, log_step)
                 return self.learner.step(batch, metrics, log_step)
 
-        return self.learner.train(update, batch, log_step)
+        return self.learner.train(update, batch, log_step) if self.cuda_graphs else update(batch)
 
     def compute_loss(self, batch: Batch, log_step: bool) -> dict[str, Any]:
         """Losses of actor and critics, averaged over their masks, and metrics; with ``log_step`` also costly ones.

@@ -286,10 +286,10 @@ class Learner:
         return metrics.get("Actor Loss", 0.0) + self.policy.critic_loss_weight * metrics.get("Critic Loss", 0.0)
 
     def train(self, update: Update, batch: Batch, log_step: bool) -> dict[str, Any]:
-        """``update(batch)``, which ends with `step`: by a CUDA graph, if the settings ask for it and the update can be one."""
+        """``update(batch)``, which ends with `step`: by a CUDA graph, if the update can be one."""
         s = self.settings
         optimizer = self.optimizer.optimizer if isinstance(self.optimizer, AcceleratedOptimizer) else self.optimizer
-        if not s.cuda_graphs or log_step or batch.sources is not None or not skips_by_itself(optimizer):
+        if log_step or batch.sources is not None or not skips_by_itself(optimizer):
             return update(batch)
         if s.batches_per_update > 1 or self.accelerator.num_processes > 1:
             return update(batch)
