@@ -5,14 +5,10 @@ from __future__ import annotations
 import functools
 import shlex
 from argparse import ArgumentParser, Namespace
-from contextlib import ExitStack, closing
 from pathlib import Path
 
-from tqdm import tqdm
-
-from amago.cli.eval import add_playing_arguments, film_rollout, load_agent
+from amago.cli.eval import add_playing_arguments, film_rollout, load_agent, playing
 from amago.cli.gym_env import GymEnv, eval_command, read_environment
-from amago.cli_utils.scripts import running
 from amago.cli_utils.settings import as_yaml
 from amago.policy import Policy, find_run, load_policy
 from amago.policy.card import measure, pull_card, push_card, write_card
@@ -42,10 +38,7 @@ def run(args: Namespace) -> int:
     run_dir, weights = find_run(args.run)
     make_env, policy = load_agent(args, run_dir)
     seed = draw_seed() if args.seed is None else args.seed
-    with ExitStack() as at_end:
-        envs = [at_end.enter_context(closing(make_env())) for _ in range(min(args.actors, args.episodes))]
-        bar = at_end.enter_context(tqdm(desc="evaluate", unit="step", leave=False, dynamic_ncols=True, disable=None))
-        at_end.enter_context(running())
+    with playing(args, make_env) as (envs, bar):
         results = measure(policy, envs, args.episodes, make_env.horizon(envs[0]), args.greedy, seed, bar.update)
     environment = as_yaml({"env": make_env.env_id} | ({"horizon": make_env.max_steps} if make_env.max_steps else {}))
     film = None if args.no_video else functools.partial(_film, policy, make_env, args.greedy, seed)

@@ -6,10 +6,10 @@ import json
 import os
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tqdm import tqdm
 
@@ -18,6 +18,7 @@ from amago.cli_utils import whole_number
 from amago.cli_utils.arguments import at_least
 from amago.cli_utils.scripts import running
 from amago.describe import fit_width
+from amago.envs import AMAGOEnv
 from amago.envs.pool import make_pool
 from amago.policy import Policy, filming, find_run, load_policy
 from amago.policy.memory import attention_table, conclusion, plot_memory, study_memory, table
@@ -75,6 +76,7 @@ def add_playing_arguments(parser: ArgumentParser, episodes: int) -> None:
 
 def run(args: Namespace) -> int:
     _check_options(args)
+    args.seed = draw_seed() if args.seed is None else args.seed
     run_dir, weights = find_run(args.run)
     make_env, policy = load_agent(args, run_dir)
     if args.video is not None:
@@ -153,20 +155,16 @@ def evaluate_policy(
 
 def _study_memory(args: Namespace, policy: Policy, make_env: GymEnv, picture: Path) -> None:
     """Play, print a table and a conclusion, and draw a picture."""
-    seed = draw_seed() if args.seed is None else args.seed
-    with ExitStack() as at_end:
-        envs = [at_end.enter_context(closing(make_env())) for _ in range(min(args.actors, args.episodes))]
-        bar = at_end.enter_context(tqdm(unit="step", leave=False, dynamic_ncols=True, disable=None))
+    with playing(args, make_env) as (envs, bar):
 
         def on_view(name: str) -> Callable[[int], object]:
             bar.reset()
             bar.set_description(f"memory: {name:<26}")
             return bar.update
 
-        at_end.enter_context(running())
-        horizon = make_env.horizon(envs[0])
+        horizon, sample = make_env.horizon(envs[0]), not args.greedy
         study = study_memory(
-            policy.agent, envs, args.episodes, horizon, args.contexts, not args.greedy, policy.device, seed, on_view
+            policy.agent, envs, args.episodes, horizon, args.contexts, sample, policy.device, args.seed, on_view
         )
     rollouts = f"{args.episodes} rollouts on the same tasks for each line; mean and 95% interval"
     print(f"\nMemory in {study.name}: {rollouts}\n{table(study)}\n")
@@ -176,11 +174,20 @@ def _study_memory(args: Namespace, policy: Policy, make_env: GymEnv, picture: Pa
     print(f"picture: {plot_memory(study, picture)}")
 
 
-def film_rollout(policy: Policy, make_env: GymEnv, greedy: bool, seed: int | None) -> tuple[EpisodeResult, list[Any], float]:
+@contextmanager
+def playing(args: Namespace, make_env: GymEnv) -> Iterator[tuple[list[AMAGOEnv], tqdm[NoReturn]]]:
+    """Environments side by side for the rollouts of a command, and a bar for their steps. Errors in the block show their traceback."""
+    with ExitStack() as at_end:
+        envs = [at_end.enter_context(closing(make_env())) for _ in range(min(args.actors, args.episodes))]
+        bar = at_end.enter_context(tqdm(desc="evaluate", unit="step", leave=False, dynamic_ncols=True, disable=None))
+        at_end.enter_context(running())
+        yield envs, bar
+
+
+def film_rollout(policy: Policy, make_env: GymEnv, greedy: bool, seed: int) -> tuple[EpisodeResult, list[Any], float]:
     """A rollout, its pictures, and how many of them make a second."""
-    drawn = draw_seed() if seed is None else seed
     with closing(make_env(render_mode="rgb_array")) as env, running():
-        return filming.film(policy.agent, env, make_env.horizon(env), sample=not greedy, device=policy.device, seed=drawn)
+        return filming.film(policy.agent, env, make_env.horizon(env), sample=not greedy, device=policy.device, seed=seed)
 
 
 def _record_video(args: Namespace, policy: Policy, make_env: GymEnv, run_dir: Path) -> None:
