@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
 from amago.agent import ActorCriticAgent, BaseAgent
 from amago.agent.base import evaluating
@@ -37,6 +36,7 @@ from amago.nets.policy_dists import (
     action_distribution,
 )
 from amago.nets.transformer import SigmaReparam
+from amago.nets.utils import Linear
 from amago.registry import require
 from amago.run.checkpoint import atomic_write
 from amago.spaces import ActionSpec, describe
@@ -67,7 +67,7 @@ class StepModel(nn.Module):
         super().__init__()
         if not isinstance(agent, ActorCriticAgent) or not isinstance(agent.actor, BaseActorHead):
             raise ValueError(f"only an ActorCriticAgent with a BaseActorHead can be exported, got {type(agent).__name__}")
-        with torch.no_grad():
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):  # of weights that are replaced at once
             self.tstep_encoder = _folded(copy.deepcopy(agent.tstep_encoder).cpu().eval())
             self.traj_encoder = _folded(copy.deepcopy(agent.traj_encoder).cpu().eval())
             self.actor = _folded(copy.deepcopy(agent.actor).cpu().eval())
@@ -211,7 +211,7 @@ def _folded(module: M) -> M:
     for name, child in module.named_children():
         if isinstance(child, SigmaReparam):
             weight = child.effective_weight()
-            plain = skip_init(nn.Linear, *reversed(weight.shape), bias=child.bias is not None, dtype=weight.dtype)
+            plain = Linear(*reversed(weight.shape), bias=child.bias is not None)
             plain.weight, plain.bias = nn.Parameter(weight), child.bias
             setattr(module, name, plain)
         else:
