@@ -21,7 +21,7 @@ from amago.registry import require
 from amago.run.callbacks import LogRow
 from amago.run.metric_names import AVERAGE_RETURN, SECTIONS
 from amago.run.plots import read_metrics
-from amago.run.record import flat, run_id
+from amago.run.record import flat, masked, run_id
 from amago.run.settings import ExperimentSettings
 from amago.run.video import add_to_events
 
@@ -263,7 +263,7 @@ def to_floats(values: Mapping[str, Any]) -> dict[str, float]:
 def extra_loggers(s: ExperimentSettings, settings: dict[str, Any]) -> Iterator[Logger]:
     """The loggers of the setting ``log_to``, with tables of ``settings`` (`amago.run.record.settings_of`)."""
     asked = {*s.log_to, *(["tensorboard"] if s.log_to_tensorboard else ()), *(["wandb"] if s.log_to_wandb else ())}
-    return (make(s, flat(settings)) for name, make in LOGGERS.items() if name in asked)
+    return (make(s, flat(masked(settings))) for name, make in LOGGERS.items() if name in asked)
 
 
 class RunLog:

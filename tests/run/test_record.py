@@ -19,6 +19,7 @@ import amago
 from amago import config
 from amago.cli_utils import switch_async_mode, use_config
 from amago.run.checkpoint import CheckpointError
+from amago.run.metrics import Logger
 from amago.run.record import git_commit, masked
 
 
@@ -172,11 +173,14 @@ def make(api_key, corridor_keys=3):
 
 def test_keys_and_tokens_of_a_run_are_masked(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", ["python", "train.py", "--hub-token", "abc-1", "--api_key=abc-2", "--lr", "1"])
-    e = experiment(tmp_path, partial(make, api_key="abc-3"))
+    tables = []
+    monkeypatch.setattr("amago.run.metrics.LOGGERS", {"wandb": lambda settings, table: tables.append(table) or Logger()})
+    e = experiment(tmp_path, partial(make, api_key="abc-3"), log_to=["wandb"])
     e.start()
     e.close()
     text = (e.run_dir / "settings.json").read_text()
-    assert "abc-" not in text
+    assert "abc-" not in text + str(tables)
+    assert tables[0]["learning_rate"] == 0.001
     assert json.loads(text)["starts"][-1]["command"][-2:] == ["--lr", "1"]
 
 
