@@ -229,9 +229,12 @@ class RunActors:
             )
         try:
             if kind != "train":
-                own = self.spaces
-                found = pool.observation_space, pool.action_spec.space
-                _check_evaluation_spaces(f"make_{kind}_env", found, (own.observation, own.action))
+                own, found = self.spaces, pool.spaces
+                if differences := space_differences((own.observation, own.action), (found.observation, found.action)):
+                    text = "; ".join(f"{d.name}: {d.second}, not {d.first}" for d in differences)
+                    raise SettingsError(
+                        f"make_{kind}_env makes environments that the agent was not built for ({text}): give both the same spaces"
+                    )
         except BaseException:
             pool.close()
             raise
@@ -396,13 +399,6 @@ class RunActors:
         for rollout in self.pools.values():
             rollout.close()
         self.pools, self._envs = {}, {}
-
-
-def _check_evaluation_spaces(name: str, spaces: tuple[Any, Any], agent: tuple[Any, Any]) -> None:
-    """Refuse evaluation environments, made by the setting ``name``, whose spaces (observation, action) differ from the agent's."""
-    if differences := space_differences(agent, spaces):
-        text = "; ".join(f"{d.name}: {d.second}, not {d.first}" for d in differences)
-        raise SettingsError(f"{name} makes environments that the agent was not built for ({text}): give both the same spaces")
 
 
 def _spaces_of_first(makers: EnvMakers) -> Spaces:

@@ -159,12 +159,10 @@ class SharedProcess:
     def own_work(self) -> Iterator[None]:
         """Inside a block of `environments`: the policy computes. A step has such a block, which therefore costs few calls."""
         assert self._own is not None
-        own, generators, dtype = self._own, self._generators, torch.get_default_dtype()
-        theirs = [generator.get_state() for generator in generators]
-        for generator, state in zip(generators, own["torch"]):
-            generator.set_state(state)
-        if dtype is not own["default dtype"]:
-            torch.set_default_dtype(own["default dtype"])
+        dtype, own = torch.get_default_dtype(), self._own["default dtype"]
+        self._exchange_generators(self._own["torch"])
+        if dtype is not own:
+            torch.set_default_dtype(own)
         if time.monotonic() >= self._look_at:  # to look at handlers takes as long as all else here
             self._look_at = time.monotonic() + 0.2
             if any(signal.getsignal(number) is not handler for number, handler in self._handlers.items()):
@@ -172,11 +170,15 @@ class SharedProcess:
         try:
             yield
         finally:
-            own["torch"] = [generator.get_state() for generator in generators]
-            for generator, state in zip(generators, theirs):
-                generator.set_state(state)
-            if dtype is not own["default dtype"]:
+            self._exchange_generators(self._own["torch"])
+            if dtype is not own:
                 torch.set_default_dtype(dtype)
+
+    def _exchange_generators(self, states: list[torch.Tensor]) -> None:
+        """Exchange the states of PyTorch's generators with these."""
+        for i, generator in enumerate(self._generators):
+            state, states[i] = states[i], generator.get_state()
+            generator.set_state(state)
 
     def _keep_handlers(self) -> None:
         for number, handler in self._handlers.items() if threading.current_thread() is threading.main_thread() else ():

@@ -252,13 +252,9 @@ def _ids() -> dict[str, str]:
     return {name.removeprefix("BabyAI-")[:-3]: name for name in ids}
 
 
-def _nothing() -> None:
-    return None
-
-
 def _make(level: str) -> Any:
     made: MiniGridEnv = gym.make(_ids()[level], disable_env_checker=True).unwrapped
-    made.gen_obs = _nothing  # MiniGrid's observation would be computed in vain: this module computes its own
+    made.gen_obs = lambda: None  # MiniGrid's observation would be computed in vain: this module computes its own
     return made
 
 

@@ -76,10 +76,6 @@ def goal_tokens(goal: str) -> NDArray[np.uint8]:
 _TOKENS = {name: goal_tokens(name) for name in ACHIEVEMENTS}
 
 
-def _nothing() -> None:
-    return None
-
-
 class OrderedSet(dict[Any, None]):
     """A set that iterates in order of insertion, in which Crafter's worlds depend on their seed alone, not on memory addresses."""
 
@@ -204,7 +200,7 @@ class CrafterInstructions(gym.Env[Observation, np.int64]):
         crafter = require("crafter", "crafter")
         self._objects, self._worldgen = require("crafter.objects", "crafter"), require("crafter.worldgen", "crafter")
         self._env = crafter.Env(size=(64, 64), length=None, seed=0)
-        self._env._sem_view = self._env._obs = _nothing  # drawing takes longer than the rest of a step
+        self._env._sem_view = self._env._obs = lambda: None  # drawing takes longer than the rest of a step
         self._env._local_view = FastLocalView(self._env._local_view)
         creatures = [vars(self._objects)[name] for name in CREATURES[:-1]]
         self._kind = {cls: 1 + len(MATERIALS) + i for i, cls in enumerate(creatures)}

@@ -98,9 +98,8 @@ class HalfCheetahVel(gym.Env[Observation, NDArray[np.float32]]):
         self._error += error
         if not self._attempts.step(reward):
             return self._observe(raw), reward, False, False, {}
-        last = self._observe(
-            raw
-        )  # made before `end`: values are bootstrapped from it, so it must not count the attempt as finished
+        # made before `end`: values are bootstrapped from it, so it must not count the attempt as finished
+        last = self._observe(raw)
         info = self._attempts.end({"Velocity Error": self._error / self.episode_length})
         over = not self._attempts.under_way
         return last if over else self._begin_attempt(), reward, False, over, info

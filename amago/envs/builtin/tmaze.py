@@ -78,7 +78,7 @@ class _TMaze(gym.Env[Observation, np.int64]):
         return np.array((0.0, self.goal if self._sign_shows() else 0.0), dtype=np.float32)
 
     def _sign_shows(self) -> bool:
-        raise NotImplementedError
+        return self._clock == 0
 
     def render(self) -> Any:
         """A agent, G goal, S the cell that shows the goal, "." free cells; at most the 30 columns around the agent."""
@@ -118,9 +118,6 @@ class TMazePassive(_TMaze):
         penalty: at most 0; by default ``-1 / episode_length``.
         render_mode: None or "rgb_array" (uint8, 24 pixels per cell); x points right, y up.
     """
-
-    def _sign_shows(self) -> bool:
-        return self._clock == 0
 
 
 @gin.configurable(module="amago.envs.builtin")

@@ -106,14 +106,11 @@ def make_pool(
             from amago.envs.pool.device import DevicePool
 
             return DevicePool(plan, max_env_restarts)
-    if env_mode == "async" and "poll" not in vars(select):
-        warnings.warn(
-            "env_mode='async' is not available on this system: all environments are stepped in this process ('sync')",
-            stacklevel=2,
-        )
-    if env_mode not in ("async", "auto") or "poll" not in vars(select):
-        return InProcessPool(plan, max_env_restarts)
-    return AsyncPool(plan, workers, step_timeout, start_timeout, max_env_restarts, mp_context)
+    if env_mode in ("async", "auto") and "poll" in vars(select):
+        return AsyncPool(plan, workers, step_timeout, start_timeout, max_env_restarts, mp_context)
+    if env_mode == "async":
+        warnings.warn("env_mode='async' is not available on this system: environments are stepped as with 'sync'", stacklevel=2)
+    return InProcessPool(plan, max_env_restarts)
 
 
 def _makers(make_envs: Sequence[EnvMaker] | EnvMaker, env_mode: str, parallel_actors: int | None) -> list[EnvMaker]:

@@ -61,7 +61,7 @@ class Buffers:
 
     Args:
         layout: from `layout_of`.
-        fd: of a block from `shared_block`, perhaps of another process; may be closed afterwards. None: this process's memory.
+        fd: from `shared_memory_for`, perhaps of another process; may be closed afterwards. None: this process's memory.
 
     Attributes:
         obs: {key: (N, ...)}.
@@ -98,16 +98,12 @@ class Buffers:
 
 
 def shared_memory_for(layout: Layout) -> int:
-    """The descriptor of a `shared_block` for these arrays."""
-    return shared_block(_places(layout)[1])
-
-
-def shared_block(size: int) -> int:
-    """Allocate ``size`` bytes of zeroed shared memory and return its file descriptor; MemoryError if there is too little.
+    """Allocate zeroed shared memory for these arrays and return its file descriptor; MemoryError if there is too little.
 
     Available memory is checked before: where the system overcommits, an allocation that is too large succeeds, and the process
     is killed when it writes there, in the middle of a run.
     """
+    size = _places(layout)[1]
     available = psutil.virtual_memory().available + psutil.swap_memory().free
     if size > available:
         raise _too_little(size, "shared memory", f"only {available / 2**20:.1f} MiB are left on this machine")

@@ -19,6 +19,7 @@ import numpy as np
 from amago.data.trajectory import StoredTrajs, split_rl2
 from amago.envs.amago_env import AMAGOEnv, innermost
 from amago.envs.exploration import ExplorationWrapper
+from amago.envs.inner_env import forwarded
 from amago.envs.pool.base import ActorPlan, ActorPool, Answer, EnvMaker, Spaces
 from amago.envs.pool.faults import PROVEN_STEPS, RETRY_PAUSE, ActorError, Fault, RestartBudget, mistake_in
 from amago.envs.pool.memory import Buffers, layout_of
@@ -183,14 +184,11 @@ class ActorView:
         save_finished_trajs: commits the finished trajectories of this process's actors to disk; returns how many.
     """
 
+    __getattr__ = forwarded
+
     def __init__(self, actor: Actor):
         self.env, self.outcome, self._actor, self._recorder = actor.env, actor.outcome, actor, actor.recorder
         self.save_finished_trajs = actor.owner.flush
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.env, name)
 
     @property
     def rl2_space(self) -> gym.spaces.Dict:

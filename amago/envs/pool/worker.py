@@ -184,9 +184,8 @@ def worker_main(conn: Connection, payload: Payload | ActorPlan, inherited_fds: t
         with contextlib.suppress(OSError):
             os.close(fd)
     threading.Thread(target=_kill_orphan, args=(conn.fileno(),), name="amago-orphan", daemon=True).start()
-    system.after_fork_in_child(
-        conn.close
-    )  # the end of this process closes the socket, even if an environment's own processes go on
+    # so that the end of this process closes the socket, even if an environment's own processes go on
+    system.after_fork_in_child(conn.close)
     actors = None
     try:
         plan, skipped = (payload, []) if isinstance(payload, ActorPlan) else unpack(payload)
