@@ -38,10 +38,12 @@ def assert_refused(root, name, reason, caplog=None):
     assert store.refresh().quarantined_files == 0
 
 
-def test_without_edit_rights_bad_files_stay_and_are_counted_once(tmp_path):
+@pytest.mark.parametrize("relative", [False, True])
+def test_without_edit_rights_bad_files_stay_and_are_counted_once(tmp_path, monkeypatch, relative):
     path = one_file(tmp_path)
     path.write_bytes(b"nonsense")
-    store = opened(tmp_path, edit=False)
+    monkeypatch.chdir(tmp_path)
+    store = opened("." if relative else tmp_path, edit=False)
     assert (store.refresh().quarantined_files, store.info()["quarantined"]) == (0, 1)
     assert path.exists()
     path.unlink()
