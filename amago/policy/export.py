@@ -211,8 +211,10 @@ def _folded(module: M) -> M:
     for name, child in module.named_children():
         if isinstance(child, SigmaReparam):
             weight = child.effective_weight()
-            plain = Linear(*reversed(weight.shape), bias=child.bias is not None)
-            plain.weight, plain.bias = nn.Parameter(weight), child.bias
+            plain = Linear(weight.shape[1], weight.shape[0], bias=child.bias is not None)
+            plain.weight = nn.Parameter(weight)
+            if child.bias is not None:
+                plain.bias = child.bias
             setattr(module, name, plain)
         else:
             _folded(child)
