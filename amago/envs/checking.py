@@ -141,7 +141,7 @@ def _trial(env: Env, steps: int, seed: int, findings: Findings) -> list[dict[str
     def reset(first: int | None) -> Timestep:
         doing = "reset()" if first is None else f"reset(seed={first})"
         step, info = _attempt(doing, findings, lambda: env.reset(seed=first))
-        check("reset()", step.obs, info, lambda: recorder.opened(step, info))
+        check("reset()", step.obs, info, lambda: recorder.opened(step.obs, info))
         log.append(dict(step.obs))
         return step  # type: ignore[no-any-return]
 
@@ -163,7 +163,7 @@ def _trial(env: Env, steps: int, seed: int, findings: Findings) -> list[dict[str
         taken = " ".join(repr(spec.to_env(action if base.vectorized else action[0])).split())
         out = _attempt(f"step({taken})", findings, env.step, action)
         step, reward, terminated, truncated, info = out
-        check("step()", step.obs, info, lambda: recorder.stepped(*out))  # noqa: B023  (called at once)
+        check("step()", step.obs, info, lambda: recorder.stepped(step.obs, *out[1:]))  # noqa: B023  (called at once)
         log.append({**step.obs, "the reward": reward, "terminated": terminated, "truncated": truncated})
         if (terminated | truncated).any() and not base.vectorized:
             step = reset(None)

@@ -17,7 +17,6 @@ from amago.data.trajectory import EXTRA, OBS, StoredTrajs
 from amago.envs.amago_env import AMAGOEnv
 from amago.envs.inner_env import AutoReset, Info, Mask
 from amago.envs.statistics import EpisodeRecord, Sums, collect_row, collect_rows
-from amago.hindsight import Timestep
 
 if TYPE_CHECKING:
     from amago.store import TrajectoryWriter
@@ -329,18 +328,21 @@ class Recorder:
         if self.pieces is not None:
             self.pieces.attach(extras)
 
-    def opened(self, ts: Timestep, info: dict[str, Any]) -> None:
-        """Open new rollouts in all rows, and drop the unfinished ones."""
+    def opened(self, obs: Mapping[str, Array], info: dict[str, Any]) -> None:
+        """Open new rollouts in all rows with observations {key: (B, ...)}, and drop the unfinished ones."""
         if self._open:
             self._count_frames()
         self._open = True
         if self.pieces is not None:
-            self.pieces.reset(ts.obs)
+            self.pieces.reset(obs)
         self._begin(np.arange(len(self._names)), True, self._opening([(info or {}, self._everywhere)], self._everywhere))
         self._collect([(info, self._everywhere)])
 
-    def stepped(self, ts: Timestep, reward: Array, terminated: Array, truncated: Array, info: dict[str, Any]) -> bool:
-        """Record the result of `AMAGOEnv.step`; returns whether the rollout of an environment that is not vectorised has ended.
+    def stepped(
+        self, obs: Mapping[str, Array], reward: Array, terminated: Array, truncated: Array, info: dict[str, Any]
+    ) -> bool:
+        """Record a step: the observations {key: (B, ...)} after it, and the other results of `AMAGOEnv.step`; returns whether the rollout
+        of an environment that is not vectorised has ended.
 
         Raises:
             RecordingError: a trajectory could not be written.
@@ -364,7 +366,7 @@ class Recorder:
             self._collect([(info, rows)], masked=len(ended) > 1 and not bool(ended.all()))
             self._collect(final)
         if pieces is not None:
-            pieces.append(ts.obs, self._env.stored_action, reward, terminated, extras)
+            pieces.append(obs, self._env.stored_action, reward, terminated, extras)
         over = auto is None and bool(terminated.item() or truncated.item())
         if over:
             self._names = self._env.env_names  # it may have been found out during the rollout

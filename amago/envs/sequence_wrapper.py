@@ -97,7 +97,7 @@ class SequenceWrapper(AMAGOWrapper):
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Array], dict[str, Any]]:
         """Open new rollouts in all rows and drop the unfinished ones; returns observations {key: (B, ...)} and the info."""
         ts, info = self.env.reset(seed=seed, options=options)
-        self._recorder.opened(ts, info)
+        self._recorder.opened(ts.obs, info)
         self._log(info or {})
         self.has_begun, self._latest = True, [ts]
         self._opened_at[:] = 0
@@ -114,7 +114,7 @@ class SequenceWrapper(AMAGOWrapper):
         ts, reward, terminated, truncated, info = out
         self._log(info or {})  # while the environment has the name of the rollout
         ended, auto = len(self._recorder.episodes), self.amago_env.auto
-        self._recorder.stepped(ts, reward, terminated, truncated, info)
+        self._recorder.stepped(ts.obs, reward, terminated, truncated, info)
         self.return_history.add(self._recorder.episodes[ended:])
         opened = auto.opened if auto is not None else terminated | truncated
         if auto is None and opened.any():

@@ -24,7 +24,7 @@ from amago.envs.pool.base import ActorPlan
 from amago.envs.pool.memory import Buffers, layout_of
 from amago.envs.pool.sync import Actor, ActorSet, InProcessPool
 from amago.envs.statistics import metric_name
-from amago.hindsight import PolicyInput, Timestep
+from amago.hindsight import PolicyInput
 from amago.spaces import ActionSpec, NonFiniteError, action_mask_key, all_finite, obs_spec
 from amago.spaces.observations import leaf_spaces
 
@@ -208,7 +208,7 @@ class DeviceActor(Actor):
             tensor.fill_(value)
         on_host = {k: v.cpu().numpy() for k, v in obs.items()}
         self._check_finite({f"obs/{k}": v for k, v in on_host.items()})
-        self.recorder.opened(_timestep(on_host, rows), {k: v.cpu().numpy() for k, v in _logged(info, "").items()})
+        self.recorder.opened(on_host, {k: v.cpu().numpy() for k, v in _logged(info, "").items()})
         if self.exploration is not None:
             self.exploration.on_rollout_start(np.ones(rows, dtype=bool))
 
@@ -323,8 +323,7 @@ class DeviceActor(Actor):
                 auto.step_infos, auto.tells_apart = [(infos[0], ~ended), (infos[1], ended)], bool(infos[1])
             self._any_ended[0] |= ended.any()
             self.base.auto, self.base.stored_action = auto, step["actions"]
-            ts = _timestep(part("obs/"), len(everywhere))
-            self.recorder.stepped(ts, step["rews"], step["terminated"], step["truncated"], infos[0])
+            self.recorder.stepped(part("obs/"), step["rews"], step["terminated"], step["truncated"], infos[0])
 
     def _check_finite(self, found: dict[str, Array]) -> None:
         for name in self._real:
@@ -346,11 +345,6 @@ class DeviceActor(Actor):
     def close(self) -> None:
         self._thread.shutdown()
         super().close()
-
-
-def _timestep(obs: dict[str, Array], rows: int) -> Timestep:
-    """Observations as a recorder takes them, which reads nothing else."""
-    return Timestep(obs, *(np.zeros(rows) for _ in range(4)), rows)  # type: ignore[call-arg, arg-type]
 
 
 def _logged(info: dict[str, Any], prefix: str) -> Tensors:

@@ -103,7 +103,7 @@ class Actor:
     def reset(self) -> None:
         """Begin a new rollout; the first call seeds the environment."""
         ts, info = self.env.reset(seed=self.next_seed())
-        self.recorder.opened(ts, info)
+        self.recorder.opened(ts.obs, info)
         for key, array in self._obs:
             array[...] = ts.obs[key]
         self._rl2s[...], self._time[...], self._resets[...] = 0.0, 0, True
@@ -111,12 +111,12 @@ class Actor:
     def step(self) -> None:
         """Take one step with the actions in the arrays; a rollout that ends is followed by a new one at once."""
         out: Any = self.env.step(self._action)
-        self.outcome = out[1:]  # without the observations, whose memory the next step uses again
-        if self.recorder.stepped(*out):
+        ts, reward, terminated, truncated, info = out
+        self.outcome = reward, terminated, truncated, info  # without the observations, whose memory the next step uses again
+        if self.recorder.stepped(ts.obs, reward, terminated, truncated, info):
             self._any_ended[0] = True
             self.reset()
             return
-        ts, _, terminated, truncated, _ = out
         auto = self.base.auto
         if auto is None:
             self._resets[0] = False
