@@ -54,12 +54,13 @@ class OpenFiles:
     def __init__(self, root: str) -> None:
         self._root = root
         limit = int(max(8, min(512, system.most_open_files() // 4)))
-        self.get = functools.lru_cache(limit)(self._open)
+        self.get = functools.lru_cache(limit)(functools.partial(self._open, root))  # no bound method, which would be a circle
         self.clear: Callable[[], None] = self.get.cache_clear  # closes all files that are not in use
 
-    def _open(self, entry: Entry, size: int, mtime_ns: int) -> _OpenFile:
+    @staticmethod
+    def _open(root: str, entry: Entry, size: int, mtime_ns: int) -> _OpenFile:
         """The file of an entry; FileNotFoundError or BadFileError if it is gone, or has another size or time."""
-        fd, info = open_regular(os.path.join(self._root, entry.where))
+        fd, info = open_regular(os.path.join(root, entry.where))
         file = _OpenFile(fd)
         if (info.st_size, info.st_mtime_ns) != (size, mtime_ns):
             raise BadFileError("it was written to")

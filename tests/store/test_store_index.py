@@ -1,5 +1,6 @@
 """Which trajectories there are, in which order, and which are deleted."""
 
+import gc
 import json
 import logging
 import os
@@ -261,6 +262,21 @@ def test_a_forked_process_reads_while_the_parent_does(tmp_path):
     script = Path(__file__).with_name("fork_reader.py")
     done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "child [0, 1, 2, 3, 4]\nparent [0, 1, 2, 3, 4]\n"), done.stderr
+
+
+def test_files_are_closed_when_the_store_is_dropped(tmp_path):
+    put(tmp_path, [1])
+    store = opened(tmp_path)
+    gc.collect()
+    gc.disable()  # not only when the collector next runs
+    try:
+        before = len(os.listdir("/proc/self/fd"))
+        store.read(0)
+        assert len(os.listdir("/proc/self/fd")) == before + 1
+        del store
+        assert len(os.listdir("/proc/self/fd")) == before
+    finally:
+        gc.enable()
 
 
 def test_quarantine_keeps_files_of_one_name_apart(tmp_path):
