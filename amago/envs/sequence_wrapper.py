@@ -116,8 +116,10 @@ class SequenceWrapper(AMAGOWrapper):
         ended, auto = len(self._recorder.episodes), self.amago_env.auto
         self._recorder.stepped(ts.obs, reward, terminated, truncated, info)
         self.return_history.add(self._recorder.episodes[ended:])
-        opened = auto.opened if auto is not None else terminated | truncated
-        if auto is None and opened.any():
+        opened = terminated | truncated
+        if auto is not None:
+            opened |= auto.opened
+        elif opened.any():
             ts = ts.create_reset_version(opened)
         self._latest.append(ts)
         self._opened_at[opened] = len(self._latest) - 1

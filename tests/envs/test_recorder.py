@@ -136,3 +136,16 @@ def test_errors_name_the_argument(tmp_path):
         (naming("save_as", "'csv'"), lambda: SequenceWrapper(env, save_trajs_to=tmp_path, save_trajs_as="csv")),
     )
     check_refused(RecordingError, ("no room", lambda: run(SequenceWrapper(env, writer=Sink(OSError("no room"))), 20)))
+
+
+@pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
+def test_active_trajectories_follow_the_rows_of_a_batch(mode, tmp_path):
+    """Each has the steps of its row's piece in progress, also between the end of a rollout and the reset in the next step."""
+    recorder = SequenceWrapper(make_vector(3, gym.vector.AutoresetMode[mode])(), save_trajs_to=tmp_path, save_every=2)
+    recorder.reset()
+    for _ in range(150):
+        recorder.step(np.zeros((3, 1), int))
+        for traj in recorder.active_trajs:
+            times = [int(t.time_idx[0]) for t in traj]
+            assert times == list(range(times[0], times[0] + len(times)))
+            assert 1 <= len(times) <= 2
