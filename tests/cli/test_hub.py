@@ -119,10 +119,10 @@ def test_damaged_weights_are_neither_sent_nor_kept(amago, hub, card, tmp_path):
     content[-1] ^= 1
     (card / "policy.safetensors").write_bytes(content)
     code, text = amago("push", card, "me/damaged")
-    assert (code, "damaged" in text, "me/damaged" in hub.repositories) == (2, True, False)
+    assert (code, "checksum" in text, "me/damaged" in hub.repositories) == (2, True, False)
     hub.repositories["me/bits"] = {p.name: p.read_bytes() for p in card.iterdir()}
     code, text = amago("pull", "me/bits", "--out", "bits")
-    assert (code, "damaged" in text, (tmp_path / "bits").exists()) == (2, True, False)
+    assert (code, "checksum" in text, (tmp_path / "bits").exists()) == (2, True, False)
 
 
 def test_wrong_names_tokens_and_places(amago, hub, card):
