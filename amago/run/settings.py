@@ -294,7 +294,7 @@ class ExperimentSettings:
     keep_policy_weights: int | None = setting(100, check=optional(whole(1)))
     log_to: Sequence[str] = setting((), check=_LOG_TO, resume=IGNORE)
     compile: bool | str = setting("auto", check=_COMPILE, resume=IGNORE)
-    cuda_graphs: bool = setting(False, resume=IGNORE)
+    cuda_graphs: bool = setting(False, check=switch, resume=IGNORE)
     matmul_precision: str = setting("high", check=one_of("highest", "high", "medium"), resume=IGNORE)
 
     def __post_init__(self) -> None:
