@@ -283,7 +283,8 @@ INDEX_CASES = ("index of 1M trajectories, first seen", "index of 1M trajectories
 def rebuild(folder: Path, known: bool) -> float:
     """Seconds to open the store, with or without its index from before."""
     if not known:
-        (folder / "order.journal").unlink(missing_ok=True)
+        for name in ("order.journal", "index.cache"):
+            (folder / name).unlink(missing_ok=True)
     began = time.perf_counter()
     TrajectoryStore(folder).refresh()
     return time.perf_counter() - began

@@ -140,7 +140,8 @@ def _in_a_process(root: Path, what: str) -> tuple[float, float]:
     """Seconds to open the store in a process of its own, and the bytes of memory that this takes there."""
     buffer = root / "run" / "buffer"
     if OPENINGS[what]:
-        (buffer / "order.journal").unlink(missing_ok=True)
+        for name in ("order.journal", "index.cache"):
+            (buffer / name).unlink(missing_ok=True)
     words = [sys.executable, "-m", "benchmarks.replay_size", str(buffer)]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     seconds, memory = map(float, done.stdout.split()[-2:])

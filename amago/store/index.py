@@ -1,4 +1,4 @@
-"""The index entry of each file, the files that are not sampled, and the order of a buffer's files for the next process."""
+"""The index entry of each file, the files that are not sampled, and the order and the index of a buffer's files for the next process."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import re
+import stat
 import time
 import zlib
 from collections.abc import Iterable
@@ -145,6 +146,12 @@ def _load_original(where: tuple[str, str, int, int], fd: int, members: dict[str,
     return Entry(*where, True, schema, members, 1, *index, (env_name,), writer, sequence)
 
 
+def stamp(path: str) -> tuple[int, int] | None:
+    """Size and mtime_ns of a file; None of a link or a directory."""
+    info = os.lstat(path)
+    return (info.st_size, info.st_mtime_ns) if stat.S_ISREG(info.st_mode) else None
+
+
 def give_spaces(schema: sc.Schema, entry: Entry, root: str | Path) -> None:
     """Read a file of the original system, which records no spaces, with the spaces of a schema from now on.
 
@@ -244,9 +251,11 @@ class RefusedFiles:
         return sorted(p for p in directory.glob("*") if p.is_symlink() or p.is_file())
 
 
-# The order for the next process
+# The order and the index for the next process
 
-JOURNAL = "order.journal"
+JOURNAL, CACHE = "order.journal", "index.cache"
+WORTH_SAVING = 64
+"""The index of fewer new files is not saved: checking that many headers takes some 10 ms."""
 Stamps = dict[tuple[str, str], tuple[int, int]]
 """{(partition, name): (size, mtime_ns)} of the files that were compared with their checksums before, in the order of their
 addition."""
@@ -275,3 +284,52 @@ def write_order(root: Path, entries: Iterable[Entry]) -> None:
         replace_file(root / JOURNAL, lambda path: path.write_bytes(data))
     except OSError as err:
         logger.warning("the order of the files in %s could not be recorded: %s", root, err)
+
+
+def read_index(root: Path) -> dict[tuple[str, str], Entry]:
+    """The saved index, with which a buffer is opened again without opening each file: {(partition, name): entry}."""
+    try:
+        with open(root / CACHE, "rb") as file, np.load(file, allow_pickle=False) as saved:
+            about = json.loads(saved["about"].tobytes())
+            offsets, start_time, env_id = (saved[name] for name in sc.INDEX)
+        schemas = [sc.schema_of(spaces, names) for spaces, names in about["schemas"]]
+        env_names = [tuple(names) for names in about["env_names"]]
+        found, at = {}, 0
+        for i, (partition, name, size, mtime_ns, schema, places, n, names, writer, sequence) in enumerate(about["files"]):
+            index = offsets[at + i : at + i + n + 1], start_time[at : at + n], env_id[at : at + n]
+            where = partition, name, size, mtime_ns
+            entry = Entry(*where, False, schemas[schema], tuple(places), n, *index, env_names[names], writer, sequence)
+            found[partition, name] = entry
+            at += n
+        if not len(start_time) == len(env_id) == at == len(offsets) - len(found):
+            raise BadFileError("its lengths do not agree")
+        return found
+    except FileNotFoundError:
+        pass
+    except Exception as err:  # without it, each file is opened
+        logger.warning("%s is not used: %r", root / CACHE, err)
+    return {}
+
+
+def write_index(root: Path, entries: Iterable[Entry]) -> None:
+    """Save the entries of files in which rows lie as in memory. A failure is logged."""
+    entries = [e for e in entries if not e.original and all(isinstance(place, int) for place in e.places)]
+    schemas = {x: i for i, x in enumerate(dict.fromkeys(e.schema for e in entries))}
+    names = {x: i for i, x in enumerate(dict.fromkeys(e.env_names for e in entries))}
+    files = [
+        (e.partition, e.name, e.size, e.mtime_ns, schemas[e.schema], e.places, e.n, names[e.env_names], e.writer, e.sequence)
+        for e in entries
+    ]
+    about = {"schemas": [(s.spaces, s.names) for s in schemas], "env_names": list(names), "files": files}
+    columns = zip((np.zeros(0, np.int64),) * 3, *(e.index for e in entries))
+    arrays: dict[str, Any] = {name: np.concatenate(column) for name, column in zip(sc.INDEX, columns)}
+    arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
+
+    def write(path: Path) -> None:
+        with open(path, "wb") as file:  # a path would get the suffix .npz
+            np.savez(file, **arrays)
+
+    try:
+        replace_file(root / CACHE, write)
+    except OSError as err:
+        logger.warning("the index of %s could not be saved; the next process will open each file: %s", root, err)

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -112,6 +112,7 @@ class TrajectoryStore:
         self._given: Schema | None = None  # of files that record no spaces
         self._files: dict[str, dict[str, Entry]] = {p: {} for p in PARTITIONS}  # by name, in order of ingestion
         self._known = False  # True after the first refresh
+        self._unsaved = 0  # files that the saved index lacks
         self._ingested = self._evicted = self._collected_steps = 0
         self._vanished = 0  # files that readers have missed since the last refresh
         self._peak = 0
@@ -257,6 +258,7 @@ class TrajectoryStore:
             refused.unreadable = {}
             refused.skipped = {path: reason for path, reason in refused.skipped.items() if os.path.lexists(path)}
             recorded: Stamps = ix.read_order(self.root) if first else {}
+            saved = ix.read_index(self.root) if first else {}
             place = {key: i for i, key in enumerate(recorded)}
             if first:
                 report.temporary_files += sum(self._remove_stale(".", name) for name in os.listdir(self.root))
@@ -270,7 +272,9 @@ class TrajectoryStore:
                 for name in files.keys() - set(listed[partition]):
                     files.pop(name).gone = True
                     report.vanished_files += 1
-                found = self._check(partition, [name for name in listed[partition] if name not in files], recorded, report)
+                found = self._check(
+                    partition, [name for name in listed[partition] if name not in files], recorded, saved, report
+                )
                 found.sort(key=lambda e: (place.get((e.partition, e.name), len(place)), e.sequence, e.writer, e.name))
                 files.update((e.name, e) for e in found)
                 new += found
@@ -281,6 +285,12 @@ class TrajectoryStore:
             self._ingested += report.added
             if self.edit and any(recorded.get((e.partition, e.name)) != (e.size, e.mtime_ns) for e in new):
                 ix.write_order(self.root, self._live())
+            self._unsaved += sum((e.partition, e.name) not in saved for e in new)
+            if self.edit and self._unsaved >= max(
+                ix.WORTH_SAVING, len(self._live()) / 4
+            ):  # took longer to check than saving takes
+                ix.write_index(self.root, self._live())
+                self._unsaved = 0
             if evict:
                 gone = self.evict()
                 report.evicted, report.evicted_files = gone.evicted, gone.evicted_files
@@ -288,11 +298,19 @@ class TrajectoryStore:
                 self._publish()
             return report
 
-    def _check(self, partition: str, names: list[str], recorded: Stamps, report: RefreshReport) -> list[Entry]:
+    def _check(
+        self,
+        partition: str,
+        names: list[str],
+        recorded: Stamps,
+        saved: Mapping[tuple[str, str], Entry],
+        report: RefreshReport,
+    ) -> list[Entry]:
         """The entries of new files that can be sampled.
 
         Args:
             recorded: files that were compared with their checksums before, so that the header is enough.
+            saved: entries of such files, which need not be opened.
         """
         found, directory = [], self.root / partition
         for name in names:
@@ -302,7 +320,10 @@ class TrajectoryStore:
                 report.temporary_files += self._remove_stale(partition, name)
                 continue
             try:
-                entry = ix.load(self.root, partition, name, recorded.get((partition, name)))
+                known = recorded.get((partition, name))
+                entry = saved.get((partition, name))
+                if entry is None or not (entry.size, entry.mtime_ns) == known == ix.stamp(path):
+                    entry = ix.load(self.root, partition, name, known)
                 if entry.original and self._given is not None:
                     ix.give_spaces(self._given, entry, self.root)
                 found.append(entry)
@@ -382,7 +403,8 @@ class TrajectoryStore:
             self._unlink(doomed)
             if delete_quarantine:
                 self._refused.delete_quarantine()
-            (self.root / ix.JOURNAL).unlink(missing_ok=True)
+            for name in (ix.JOURNAL, ix.CACHE):
+                (self.root / name).unlink(missing_ok=True)
             if live := self._live():
                 ix.write_order(self.root, live)
 
