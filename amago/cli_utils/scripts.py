@@ -105,10 +105,13 @@ def create_experiment_from_cli(
     args = command_line_args
     relaunch_if_asked(args)
     given = vars(args)  # a script may have replaced arguments, and its own mean something else
+    val_timesteps = given.get("common_eval_timesteps") or val_timesteps_per_epoch or given.get("eval_timesteps")
+    if val_timesteps is None:
+        raise ValueError("val_timesteps_per_epoch is None: pass the steps of an evaluation, or --eval_timesteps")
     optional = {"run_name": run_name, "traj_save_len": traj_save_len, "dataset": dataset}
     settings = experiment_fields_from_cli(args) | {
         "max_seq_len": given.get("common_max_seq_len") or max_seq_len,
-        "val_timesteps_per_epoch": given.get("common_eval_timesteps") or val_timesteps_per_epoch or given.get("eval_timesteps"),
+        "val_timesteps_per_epoch": val_timesteps,
         "wandb_group_name": group_name,
     }
     settings |= {name: value for name, value in optional.items() if value is not None} | fields
