@@ -3,8 +3,8 @@
     python -m benchmarks.suite.positions run --seeds 5
     python -m benchmarks.suite.positions table
 
-A run ends when three evaluations in a row have reached the published return, or after half of the published steps, and is judged by 100 rollouts of
-its last weights.
+A run ends after half of the published steps, or, but for the pole, whose published return is the highest there is, when three evaluations in a row have
+reached the published return. It is judged by 100 rollouts of its last weights.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def table(results: Path) -> str:
 
 def _entry(name: str) -> Entry:
     words = f"benchmarks.suite.envs:{name} --steps {PUBLISHED[name].steps // 2} --val_interval 4 --val_episodes 24"
-    return Entry(name, AMAGO_TRAIN, words, judged=100, goal=PUBLISHED[name].mean)
+    goal = None if name == "cartpole_positions" else PUBLISHED[name].mean
+    return Entry(name, AMAGO_TRAIN, words, judged=100, goal=goal)
 
 
 BOARD = Board("positions", __doc__ or "", [_entry(name) for name in PUBLISHED], table, seeds=5)
