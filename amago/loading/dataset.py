@@ -21,11 +21,20 @@ from amago.data.extras import ExtraField, check_extra_fields
 from amago.data.trajectory import FrozenTraj, StoredTraj
 from amago.relabeling import NoOpRelabeler, Relabeler, with_extras_of
 from amago.spaces import ActionSpec, space_differences
+from amago.store import system
 
 logger = logging.getLogger(__name__)
 
 
 _one_at_a_time = threading.RLock()
+
+
+def _after_fork_in_child() -> None:
+    global _one_at_a_time
+    _one_at_a_time = threading.RLock()
+
+
+system.after_fork_in_child(_after_fork_in_child)
 
 
 def _takes(method: Callable[..., Any], *args: object, **kwargs: object) -> bool:

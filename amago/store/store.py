@@ -18,7 +18,7 @@ import numpy as np
 from amago.data.extras import ExtraField
 from amago.data.trajectory import StoredTraj
 from amago.spaces import ActionSpec
-from amago.store import formats
+from amago.store import formats, system
 from amago.store import index as ix
 from amago.store.files import TEMPORARY, BadFileError, EvictedError, PickleRefusedError, is_stale
 from amago.store.index import FIFO, PARTITIONS, PROTECTED, Entry, RefusedFiles, Stamps
@@ -26,6 +26,15 @@ from amago.store.schema import Schema, schema_of, spaces_text
 from amago.store.view import OpenFiles, StoreView
 
 logger = logging.getLogger(__name__)
+_stores: weakref.WeakSet[TrajectoryStore] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for store in list(_stores):  # another thread of the parent may have been refreshing
+        store._lock = threading.RLock()
+
+
+system.after_fork_in_child(_after_fork_in_child)
 
 
 @dataclass
@@ -108,6 +117,7 @@ class TrajectoryStore:
             (self.root / partition).mkdir(parents=True, exist_ok=True)
         self._open_files = OpenFiles(str(self.root))
         self._lock = threading.RLock()  # held to change the index, not to read
+        _stores.add(self)
         self._refused = RefusedFiles(self.root, edit)
         self._given: Schema | None = None  # of files that record no spaces
         self._files: dict[str, dict[str, Entry]] = {p: {} for p in PARTITIONS}  # by name, in order of ingestion
@@ -457,4 +467,5 @@ class TrajectoryStore:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._lock = threading.RLock()
+        _stores.add(self)
         self._view.lost = weakref.WeakMethod(self._take_out)

@@ -119,17 +119,30 @@ def pack(plan: ActorPlan) -> Payload:
     return blob, config.export_bindings(dumps), _gym_specs()
 
 
+_starting = threading.Lock()
+
+
+def _new_lock() -> None:
+    """Forget, after a fork, a lock that one of the parent's threads may have held."""
+    global _starting
+    _starting = threading.Lock()
+
+
+system.after_fork_in_child(_new_lock)
+
+
 @contextlib.contextmanager
 def main_module_hidden() -> Iterator[None]:
     """Keep multiprocessing from running the user's script again in the child: `pack` sends what is needed by value."""
     main = sys.modules["__main__"].__dict__
-    saved: dict[str, Any] = {name: main[name] for name in ("__spec__", "__file__") if name in main}
-    main["__spec__"] = None
-    main.pop("__file__", None)
-    try:
-        yield
-    finally:
-        main.update(saved)
+    with _starting:  # two threads at once would save each other's hidden state
+        saved: dict[str, Any] = {name: main[name] for name in ("__spec__", "__file__") if name in main}
+        main["__spec__"] = None
+        main.pop("__file__", None)
+        try:
+            yield
+        finally:
+            main.update(saved)
 
 
 def _try_pickle(what: str, value: object) -> None:
