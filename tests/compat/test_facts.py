@@ -28,9 +28,9 @@ from amago.nets.traj_encoders import FFTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
 
 HERE = Path(__file__).parent
-NAMES = {}  # by their modules
+NAMES = {}  # by their modules, those of one package together
 for name in (HERE / "facts" / "names.txt").read_text().split():
-    NAMES.setdefault(name.rpartition(".")[0], []).append(name)
+    NAMES.setdefault(".".join(name.split(".")[:-1][:3]), []).append(name)
 FACTS = {}
 for file in sorted(HERE.glob("facts/*.py")):
     before, *pieces = file.read_text().split("\n# fact: ")

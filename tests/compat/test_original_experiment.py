@@ -140,7 +140,8 @@ class Stepwise(amago.Agent):
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_an_overridden_get_actions_acts_in_rollouts(tmp_path, mode):
-    e = learned(tmp_path, traj="gru", agent_type=Stepwise, env_mode=mode, parallel_actors=4, exploration_wrapper_type=None)
+    how = {"env_mode": mode, "env_workers": 1 if mode == "async" else None, "exploration_wrapper_type": None}
+    e = learned(tmp_path, traj="gru", agent_type=Stepwise, parallel_actors=4, **how)
     batch = next(iter(e.train_dloader))
     assert (batch.actions.argmax(-1)[batch.transition_mask.squeeze(-1)] == 1).all()
     assert e.learner.grad_steps == 2

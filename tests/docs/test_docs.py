@@ -6,7 +6,6 @@ commands. ``<!-- no test: reason -->`` on the line above a block leaves the bloc
 """
 
 import ast
-import inspect
 import re
 import shlex
 import subprocess
@@ -21,9 +20,8 @@ import pytest
 import tiny
 from run_inside import Outcome, program, run_amago, run_script
 
-from amago import Experiment, config
+from amago import Experiment
 from amago.agent.agent import AGENTS
-from amago.envs import builtin
 from amago.nets.traj_encoders import TRAJ_ENCODERS
 
 ROOT = Path(__file__).parents[2]
@@ -188,27 +186,11 @@ def test_programs_run(section: Section, tmp_path: Path, monkeypatch: pytest.Monk
 
 def _run_python(block: Block, main: types.ModuleType) -> None:
     tree = ast.parse("\n" * (block.line - 1) + block.reduced, filename=block.place)
-    if _are_signatures(tree):
-        for statement in tree.body:
-            _check_signature(statement.value, block.place)  # type: ignore[attr-defined]
-        return
     before = len(sys.stdout.getvalue())  # type: ignore[attr-defined]
     exec(compile(tree, block.place, "exec"), vars(main))
     printed = sys.stdout.getvalue()[before:]  # type: ignore[attr-defined]
     for expected in re.findall(r"^print\(.*\)  # (.+)$", block.text, flags=re.MULTILINE):
         assert expected in printed, f"{block.place} promises {expected!r}, but printed {printed!r}"
-
-
-def _are_signatures(tree: ast.Module) -> bool:
-    """Whether a block does nothing but call the built-in environments, as if with their signatures."""
-    calls = [s.value for s in tree.body if isinstance(s, ast.Expr) and isinstance(s.value, ast.Call)]
-    return len(calls) == len(tree.body) and all(isinstance(c.func, ast.Name) and hasattr(builtin, c.func.id) for c in calls)
-
-
-def _check_signature(call: ast.Call, place: str) -> None:
-    assert isinstance(call.func, ast.Name)
-    documented = [a.id for a in call.args if isinstance(a, ast.Name)] + [k.arg for k in call.keywords]
-    assert documented == list(inspect.signature(getattr(builtin, call.func.id)).parameters), place
 
 
 def _commands(block: Block) -> list[tuple[dict[str, str], list[str]]]:
@@ -310,11 +292,3 @@ def test_the_tutorial_names_every_sequence_model_and_agent() -> None:
         assert f"`{name}`" in rows.get(cls.__name__, ""), f"{cls.__name__}, called {name}, is missing from section 4"
     agents = text.partition("## 5.")[2].partition("## 6.")[0]
     assert all(f"`{cls.__name__}`" in agents for cls in AGENTS.values() if cls.__module__.startswith("amago."))
-
-
-def test_gin_is_left_as_it_was(tmp_path: Path) -> None:
-    config.bind({"Agent.tau": 0.5})
-    script = tmp_path / "script.py"
-    script.write_text("import amago\namago.cli_utils.use_config({'Agent.gamma': 0.5})\n")
-    assert run_script(script, cwd=tmp_path).code == 0
-    assert config.bindings() == {"amago.agent.Agent.tau": 0.5}

@@ -129,7 +129,6 @@ def test_metrics_are_numbers_or_arrays_of_them():
 
 def test_errors_name_the_argument(tmp_path):
     env = make_counting(0)()
-    check_refused(TypeError, (naming("SequenceWrapper", "AMAGOEnv", "CountingEnv"), lambda: SequenceWrapper(CountingEnv(0))))
     check_refused(
         ValueError,
         (naming("save_every", 0), lambda: SequenceWrapper(env, save_every=0)),
@@ -143,7 +142,7 @@ def test_active_trajectories_follow_the_rows_of_a_batch(mode, tmp_path):
     """Each has the steps of its row's piece in progress, also between the end of a rollout and the reset in the next step."""
     recorder = SequenceWrapper(make_vector(3, gym.vector.AutoresetMode[mode])(), save_trajs_to=tmp_path, save_every=2)
     recorder.reset()
-    for _ in range(150):
+    for _ in range(50):
         recorder.step(np.zeros((3, 1), int))
         for traj in recorder.active_trajs:
             times = [int(t.time_idx[0]) for t in traj]

@@ -7,6 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import tiny
+from recordings import write_buffers
 from run_inside import run_example
 from support.d4rl_scores import REFERENCE_RETURNS, NormalizedScore, normalized_score, reference_returns
 
@@ -108,37 +109,18 @@ def test_offline_to_online(tmp_path: Path) -> None:
 
 
 @needs_h5py
-@pytest.mark.filterwarnings("ignore::UserWarning:minari")  # of authors and permalinks
 def test_minari(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     minari = pytest.importorskip("minari", reason="minari is not installed: pip install 'amago[offline]'")
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
-    env = gym.make("Pendulum-v1")
-    env.action_space.seed(0)
-    buffers = []
-    for i in range(3):
-        obs, _ = env.reset(seed=i)
-        seen, acted, paid, over = [obs], [], [], False
-        while not over:
-            acted.append(env.action_space.sample())
-            obs, reward, _, over, _ = env.step(acted[-1])
-            seen.append(obs)
-            paid.append(float(reward))
-        ends = np.arange(len(paid)) == len(paid) - 1
-        buffers.append(
-            minari.data_collector.EpisodeBuffer(
-                id=i, seed=i, observations=seen, actions=acted, rewards=paid, terminations=[False] * len(paid),
-                truncations=list(ends), infos=None,
-            )
-        )  # fmt: skip
     (tmp_path / "minari").mkdir()
-    minari.create_dataset_from_buffers("pendulum/random-v0", buffers, env=env, eval_env=env)
+    env, rng = gym.make("Pendulum-v1"), np.random.default_rng(0)
+    rows = {"rewards": np.zeros(200), "terminations": np.zeros(200, bool), "truncations": np.arange(200) == 199}
+    seen, acted = rng.uniform(-1, 1, (201, 3)).astype(np.float32), rng.uniform(-2, 2, (200, 1)).astype(np.float32)
+    episodes = [minari.data_collector.EpisodeBuffer(observations=seen, actions=acted, **rows) for _ in range(3)]
+    write_buffers("pendulum/random-v0", episodes, env.observation_space, env.action_space)
     run(tmp_path, "--dataset", "pendulum/random-v0")
     assert max(row["grad_steps"] for row in tiny.rows(tmp_path / "tiny")) == 2
     with pytest.raises(ValueError, match="pendulum/nothing-v0"):
         run(tmp_path, "--run_name", "other", "--dataset", "pendulum/nothing-v0")
-
-
-@needs_h5py
-def test_what_does_not_exist_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"there is no file nowhere\.hdf5"):
-        run(tmp_path, "--dataset", "nowhere.hdf5")
+        run(tmp_path, "--run_name", "another", "--dataset", "nowhere.hdf5")

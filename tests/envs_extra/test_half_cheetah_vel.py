@@ -4,7 +4,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from amago.envs import AMAGOEnv
 from amago.envs.builtin.half_cheetah_v4_vel import HalfCheetahVel
 from amago.envs.statistics import AMAGO_ENV_LOG_PREFIX
 
@@ -55,24 +54,3 @@ def test_it_is_half_cheetah_paid_for_another_thing() -> None:
         else:
             assert info == {}
     assert len(log) == 4
-
-
-def test_seeds_spaces_and_horizon() -> None:
-    a, b = HalfCheetahVel(k_episodes=2, episode_length=5), HalfCheetahVel(k_episodes=2, episode_length=5)
-    b.reset(seed=99)
-    b.step(actions(1)[0])  # a history leaves no trace
-    assert a.horizon == 10
-    for seed in (3, 4, None):  # None: the generators go on alike
-        first, other = a.reset(seed=seed)[0], b.reset(seed=seed)[0]
-        np.testing.assert_array_equal(first, other)
-        assert a.target == b.target
-        for action in actions(10):
-            mine, theirs = a.step(action), b.step(action)
-            np.testing.assert_array_equal(mine[0], theirs[0])
-            assert mine[1:] == theirs[1:]
-            assert mine[0] in a.observation_space
-        with pytest.raises(gym.error.ResetNeeded):
-            a.step(actions(1)[0])
-    wrapped = AMAGOEnv(HalfCheetahVel(), env_name="cheetah")
-    assert (wrapped.horizon, wrapped.reset(seed=0)[0].obs["observation"].shape) == (200, (1, 19))
-    wrapped.step(actions(1))

@@ -107,19 +107,3 @@ def test_the_border_tells_opening_attempt_and_time() -> None:
         other = plain.step(4)[0]
     assert terminated
     assert obs[0, 0].tolist() == [0, 255, 255]
-
-
-def test_the_seed_decides() -> None:
-    def rollouts(env: TwoAttemptMTProcgen, seed: int) -> list[Any]:
-        out: list[Any] = []
-        for own in (seed, None):
-            out += [env.reset(seed=own)[0].tobytes(), env.env_name]
-            for action in range(15):
-                obs, reward, *_ = env.step(action)
-                out += [obs.tobytes(), reward]
-        return out
-
-    one, two = TwoAttemptMTProcgen(), TwoAttemptMTProcgen()
-    first = {seed: rollouts(one, seed) for seed in range(3)}
-    assert [rollouts(two, seed) for seed in (2, 1, 0)] == [first[2], first[1], first[0]]
-    assert first[0] != first[1] != first[2]

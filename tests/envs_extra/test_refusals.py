@@ -1,9 +1,6 @@
-"""Environments of other packages name each argument and action that they refuse, its value, and the extra that is missing."""
+"""Rules of the environments of other packages: what they refuse is named, with its value or the extra that is missing; seeds decide."""
 
-import ast
 import importlib
-import inspect
-import re
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,16 +10,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from messages import naming
-from support.pokemon import PokemonBattle
-
-from amago.envs.builtin import _common as _extras
-from amago.envs.builtin.ale_retro import AtariGame, RetroArcade
-from amago.envs.builtin.babyai import MultitaskMetaBabyAI
-from amago.envs.builtin.crafter import CrafterInstructions
-from amago.envs.builtin.gymnax_envs import GymnaxCompatibility
-from amago.envs.builtin.popgym_envs import MultiDomainPOPGym, POPGymGame
-from amago.envs.builtin.procgen_envs import TwoAttemptMTProcgen
-from amago.envs.builtin.xland_minigrid import XLandMiniGrid
 
 B = "amago.envs.builtin."
 ATARI, RETRO, PROCGEN = (
@@ -102,6 +89,7 @@ def test_wrong_arguments_are_named(of: tuple[str, str], arguments: dict[str, Any
         make(of, **arguments)
 
 
+PROJECT = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
 MISSING = [(of, module, extra) for of, modules in NEEDS.items() for module, extra in modules]
 
 
@@ -109,6 +97,7 @@ MISSING = [(of, module, extra) for of, modules in NEEDS.items() for module, extr
 def test_a_missing_package_is_named_with_its_extra(
     of: tuple[str, str], module: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert f"\n{extra} = [" in PROJECT
     need(of)
     for name in [name for name in sys.modules if name.partition(".")[0] == module]:
         monkeypatch.setitem(sys.modules, name, None)
@@ -141,37 +130,32 @@ def test_wrong_actions_and_steps_without_a_rollout_are_refused(
     env.close()
 
 
-BUILTIN = Path(_extras.__file__).parent
-PROJECT = (BUILTIN.parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+SEEDED: list[tuple[tuple[str, str], dict[str, Any]]] = [
+    (ATARI, {"game": "Breakout", "time_limit": 60}), (PROCGEN, {"time_limit": 20}), (CHEETAH, {"k_episodes": 2, "episode_length": 5}),
+    (BABYAI, {"levels": ["GoToLocal", "PickupLoc", "OpenRedDoor"], "mission_length": 9, "episode_length": 12}),
+    *((CRAFTER, {"obs_kind": kind, "time_limit": 60}) for kind in ("render", "crop", "local")),
+]  # fmt: skip
 
 
-def test_every_extra_that_a_message_names_is_one() -> None:
-    named = set()
-    for file in BUILTIN.glob("*.py"):
-        named |= set(re.findall(r'require\("[\w.]+", "(\w+)"\)', file.read_text(encoding="utf-8")))
-    assert named >= {"popgym", "gymnax", "xland"}
-    for extra in named:
-        assert re.search(rf"^{extra} = \[", PROJECT, flags=re.MULTILINE), extra
+@pytest.mark.parametrize(("of", "arguments"), SEEDED, ids=[s[0][1] + s[1].get("obs_kind", "") for s in SEEDED])
+def test_a_seed_decides_rollouts_whatever_was_before(of: tuple[str, str], arguments: dict[str, Any]) -> None:
+    """This one and the next, whose observations, rewards and goals are those of a twin."""
+    need(of)
 
+    def rollouts(env: Any, seed: int) -> str:
+        env.action_space.seed(1)
+        seen: list[Any] = []
+        for own in (seed, None):
+            seen.append(env.reset(seed=own))
+            over = False
+            while not over:
+                assert seen[-1][0] in env.observation_space
+                seen.append(env.step(env.action_space.sample()))
+                over = seen[-1][2] or seen[-1][3]
+        with np.printoptions(threshold=sys.maxsize):
+            return repr(seen)
 
-_PAGE = (
-    AtariGame, CrafterInstructions, GymnaxCompatibility, MultiDomainPOPGym, MultitaskMetaBabyAI, PokemonBattle, POPGymGame, RetroArcade, TwoAttemptMTProcgen,
-    XLandMiniGrid,
-)  # fmt: skip
-CLASSES = {cls.__name__: cls for cls in _PAGE}
-
-
-@pytest.mark.parametrize("name", CLASSES)
-def test_the_page_gives_arguments_and_defaults(name: str) -> None:
-    page = (BUILTIN.parents[2] / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    calls = [
-        node.value
-        for block in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
-        for node in ast.parse(block).body
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == name
-    ]
-    (call,) = calls
-    given = [(ast.unparse(a), inspect.Parameter.empty) for a in call.args]
-    given += [(str(k.arg), ast.literal_eval(k.value)) for k in call.keywords]
-    parameters = inspect.signature(CLASSES[name]).parameters.values()
-    assert given == [(p.name, p.default) for p in parameters]
+    one, two = make(of, **arguments), make(of, **arguments)
+    first = [rollouts(one, seed) for seed in range(3)]
+    assert [rollouts(two, seed) for seed in (2, 1, 0)] == first[::-1]
+    assert len(set(first)) == 3

@@ -36,7 +36,7 @@ SMALL = {
     "10_babyai.py": "--levels GoToObjS4 --episode_length 6",
     "11_xland_minigrid.py": "--k_shots 2 --shot_length 5 --num_rulesets 20",
     "12_half_cheetah_vel.py": "--k_episodes 2 --episode_length 6 --task_min_velocity 1",
-    "13_mazerunner_relabeling.py": "--maze_size 5 --time_limit 10 --goals 1 --randomized_actions",
+    "13_mazerunner_relabeling.py": "--maze_size 5 --time_limit 10 --goals 1 --randomized_actions --relabel some",
     "15_pokemon.py": "--max_steps 8 --record 2 --online_after 0",
     "16_crafter_instructions.py": "--time_limit 12 --max_goals 2 --start_learning_at_epoch 0",
     "17_retro_arcade.py": "--time_limit 10 --resolution 36",

@@ -1,15 +1,12 @@
 """MazeRunner against shortest ways, counts of spanning trees, identities of random walks, and replays of relabelled rollouts."""
 
 from collections import deque
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from run_inside import run_example
-from tiny import rows
 
 from amago.data.trajectory import FrozenTraj
 from amago.envs.builtin import MazeRunner
@@ -207,19 +204,3 @@ def test_a_relabelled_rollout_is_what_the_maze_would_have_given(
     if strategy == "all":
         assert new.dones[-1]
         assert new.rews.sum() == min(k, len(new))  # a step reaches one goal at most
-
-
-@pytest.mark.parametrize(
-    "more",
-    ["--relabel some --traj_encoder ff --max_seq_len 5 --randomize_actions", "--relabel all --max_goals 3"],
-    ids=["some", "all"],
-)
-def test_the_example_trains_evaluates_and_resumes(more: str, tmp_path: Path) -> None:
-    few = f"--maze_size 5 --time_limit 10 {more}"
-    assert "Goals Reached" in run_example("13_mazerunner_relabeling.py", tmp_path, few)
-    run_example("13_mazerunner_relabeling.py", tmp_path, f"{few} --resume auto --epochs 2")
-    assert [row["grad_steps"] for row in rows(tmp_path / "tiny", "train")] == [2, 4]
-    names = {name for row in rows(tmp_path / "tiny", "test") for name in row["values"]}
-    for metric in ("Goals Reached", "Success"):
-        assert any(metric in name and "maze_runner_5x5" in name for name in names), sorted(names)
-    assert "amago.agent.Agent.gamma = 0.98\n" in (tmp_path / "tiny" / "config.txt").read_text()

@@ -1,16 +1,12 @@
 """Mistakes in the code of an environment end a run at once, with their cause first; crashes do not."""
 
-import os
-import subprocess
-import sys
 from contextlib import closing
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
-import tiny
 from messages import naming
+from run_inside import run_amago
 
 from amago.cli import main
 from amago.envs import AMAGOEnv, make_pool
@@ -70,8 +66,7 @@ def play(pool, steps):
         pool.step(np.zeros((pool.num_actors, 1), np.int64))
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize("wrong", sorted(CAUSES))
+@pytest.mark.parametrize(("wrong", "mode"), [*((wrong, "sync") for wrong in CAUSES), ("attribute", "async")])
 def test_a_mistake_before_any_rollout_has_ended_ends_the_run_with_its_cause_first(wrong, mode, caplog):
     with closing(make_pool(maker(wrong), mode, parallel_actors=2, workers=1)) as pool:
         pool.reset()
@@ -98,16 +93,16 @@ def test_a_mistake_in_a_batch_of_environments():
             play(pool, 3)
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_the_same_error_is_a_fault_once_a_rollout_has_ended_or_lasted_long(mode):
-    for where, steps in (
-        ({"episode": 1, "step": 2}, LENGTH + 3),
-        ({"step": PROVEN_STEPS + 1, "length": 10**9}, PROVEN_STEPS + 2),
-    ):
-        with closing(make_pool(maker("reward", **where), mode, parallel_actors=2, workers=1)) as pool:
-            pool.reset()
-            play(pool, steps)
-            assert pool.drain().restarts == 2
+ENDED, LONG = ({"episode": 1, "step": 2}, LENGTH + 3), ({"step": PROVEN_STEPS + 1, "length": 10**9}, PROVEN_STEPS + 2)
+
+
+@pytest.mark.parametrize(("mode", "case"), [("sync", ENDED), ("sync", LONG), ("async", ENDED)])
+def test_the_same_error_is_a_fault_once_a_rollout_has_ended_or_lasted_long(mode, case):
+    where, steps = case
+    with closing(make_pool(maker("reward", **where), mode, parallel_actors=2, workers=1)) as pool:
+        pool.reset()
+        play(pool, steps)
+        assert pool.drain().restarts == 2
 
 
 def test_a_crash_is_no_mistake_and_is_logged_with_its_traceback_once(caplog):
@@ -122,17 +117,17 @@ def test_a_crash_is_no_mistake_and_is_logged_with_its_traceback_once(caplog):
     assert "32 times so far" in caplog.text
 
 
+@pytest.mark.filterwarnings("ignore:.*The reward returned by:UserWarning")  # of Gymnasium
 def test_the_command_ends_within_one_screen(tmp_path):
     (tmp_path / "mine.py").write_text(
         "import gymnasium as gym\nfrom test_mistakes import Mistaken\ngym.register('Mistaken-v0', lambda: Mistaken('reward'))\n"
     )
-    argv = ["train", "mine:Mistaken-v0", "--run-name", "demo", "--buffer-dir", str(tmp_path), "--epochs", "1"]
-    env = tiny.environment()
-    env["PYTHONPATH"] = os.pathsep.join([str(tmp_path), str(Path(__file__).parent), env["PYTHONPATH"]])
-    done = subprocess.run([sys.executable, "-m", "amago.cli", *argv], capture_output=True, text=True, env=env)
-    assert done.returncode == 1
-    assert "amago train: TypeError: mine:Mistaken-v0, step 1: the reward is None, but must be one number" in done.stderr
-    assert len((done.stdout + done.stderr).splitlines()) < 32
+    words = "mine:Mistaken-v0 --run-name demo --buffer-dir . --epochs 1 --no-async"
+    outcome = run_amago(["train", *words.split()], tmp_path)
+    gym.registry.pop("Mistaken-v0")
+    assert outcome.code == 1
+    assert "amago train: TypeError: mine:Mistaken-v0, step 1: the reward is None, but must be one number" in outcome.text
+    assert len(outcome.text.splitlines()) < 32
 
 
 def test_a_command_that_trained_on_nothing_fails(tmp_path, capsys):

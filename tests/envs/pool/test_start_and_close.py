@@ -215,47 +215,27 @@ def test_environments_are_seeded_alike_in_every_mode():
     assert len(set(np.concatenate(drawn["a"] + drawn["c"]).tolist())) == 12  # rollouts and actors differ
 
 
-MODULE = """
+LATE = """
 import gin
-import gymnasium as gym
-import numpy as np
-
 
 @gin.configurable(module="late_module")
-class Late(gym.Env):
-    observation_space, action_space = gym.spaces.Box(-1, 1, (1,)), gym.spaces.Discrete(2)
-
-    def __init__(self, size=1):
-        self.size = size
-
-    def reset(self, *, seed=None, options=None):
-        return np.full(1, self.size / 10, np.float32), {}
-
-    def step(self, action):
-        return np.full(1, self.size / 10, np.float32), 0.0, True, False, {}
+def number(n=1):
+    return n
 """
 
 
-@pytest.fixture
-def late(tmp_path, monkeypatch):
-    (tmp_path / "late_module.py").write_text(MODULE)
+def test_settings_of_what_an_environment_imports_late_have_their_effect(tmp_path, monkeypatch):
+    (tmp_path / "late_module.py").write_text(LATE)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    import late_module
 
-    yield late_module
-    sys.modules.pop("late_module")
-    gin.config._REGISTRY._selector_map.pop("late_module.Late", None)
-
-
-def test_they_have_their_effect(late):
     def make_env():
         import late_module
 
-        return AMAGOEnv(late_module.Late(), env_name="late")
+        return AMAGOEnv(CountingEnv(late_module.number()))
 
-    with config.temporary({"Late.size": 5}):
-        pool = make_pool([make_env], env_mode="async", parallel_actors=1, mp_context="spawn")
+    make_env()
+    with config.temporary({"late_module.number.n": 5}), closing(make_pool([make_env], "async", mp_context="spawn")) as pool:
         pool.reset()
-        assert pool.obs["observation"][0, 0] == 0.5
-        pool.close()
+        assert pool.obs["count"][0, 1] == 5
+    del sys.modules["late_module"], gin.config._REGISTRY._selector_map["late_module.number"]
