@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from amago.compat.hidden_state import Cache, Shown
+from amago.nets.utils import capturing
 
 
 @dataclass(eq=False)
@@ -124,6 +125,8 @@ class KVCache:
             self._take_back()
         self.host_lengths += 1
         self._least += 1
+        if capturing(self.lengths):  # a graph reads every slot in each step, and does not count here
+            self.host_lengths[:], self._least[:] = self.capacity, 0
         self.lengths += 1
         prefix = min(int(self.host_lengths.max()), self.capacity)
         full = int(self._least.min()) >= prefix

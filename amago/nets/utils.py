@@ -118,12 +118,17 @@ def caches_nothing() -> bool:
     return torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
+def capturing(x: Tensor) -> bool:
+    """True while a CUDA graph is captured, which computes with ``x`` again at each replay."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
 class WeightCache:
     """Cache one tensor that is derived from parameters, for forward passes without gradients.
 
     It is valid while every source is the same storage at the same version, and no optimizer has stepped. Writes through
     ``Tensor.data`` raise no version: modules call `clear` when they change their mode, which covers updates in training. Where
-    gradients are on, or a source is an inference tensor (which has no version), nothing is cached. Threads may share a cache;
+    gradients are on, in the capture of a CUDA graph, or where a source is an inference tensor (which has no version), nothing is cached. Threads may share a cache;
     copies of it are empty.
     """
 
@@ -153,6 +158,8 @@ class WeightCache:
                     return compute()
                 given.append(s)
                 key += (s.data_ptr(), s._version)
+        if capturing(given[0]):
+            return compute()
         dtype = None if exact else autocast_dtype(given[0].device)
         key.append(dtype)
         entry = self._entry

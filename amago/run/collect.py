@@ -167,7 +167,8 @@ class RunActors:
     def _rollout(self, pool: ActorPool) -> Rollout:
         # entered in each step where environments share the process, and made anew each time
         autocast = contextlib.nullcontext if self.settings.mixed_precision == "no" else self.run.caster
-        return Rollout(pool, self.run.DEVICE, autocast, repeatable=self.settings.seed is not None, process=self.process)
+        s = self.settings
+        return Rollout(pool, self.run.DEVICE, autocast, s.seed is not None, process=self.process, cuda_graphs=s.cuda_graphs)
 
     @property
     def mode(self) -> str:

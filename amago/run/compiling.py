@@ -1,4 +1,5 @@
-"""Faster updates on a GPU: the compilation of an agent's loss (`amago.Experiment.compile`), and whole updates as CUDA graphs (`cuda_graphs`).
+"""Faster updates on a GPU: the compilation of an agent's loss (`amago.Experiment.compile`), and CUDA graphs of whole updates and of the
+policy's steps (`cuda_graphs`).
 
 Where either fails, computation goes on as without it."""
 
@@ -7,12 +8,13 @@ from __future__ import annotations
 import copy
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from amago.data.batch import Batch
 
@@ -118,70 +120,90 @@ class CompiledLoss:
 # ---- CUDA graphs -----------------------------------------------------------------------------------------------------------
 
 WARM_UP = 3
-"""Updates of each shape before one is captured: libraries and compilers prepare themselves in the first ones."""
+"""Calls before one is captured: libraries and compilers prepare themselves in the first ones."""
 Update = Callable[[Batch], dict[str, Any]]
+OfTensors = Callable[[list[Tensor]], Any]
+
+
+class Graphs:
+    """Calls of a function of tensors as CUDA graphs, one for each key.
+
+    The first calls of a key are ordinary ones, on another stream. If a capture fails, a line is logged, and all calls are ordinary ones from
+    then on.
+
+    Args:
+        calls: their name in that line.
+
+    Attributes:
+        failed: a capture has failed.
+    """
+
+    def __init__(self, calls: str) -> None:
+        self.calls, self.failed = calls, False
+        self._made: dict[Hashable, _Graph] = {}
+        self._ordinary: Counter[Hashable] = Counter()
+
+    def __call__(self, key: Hashable, function: OfTensors, given: list[Tensor]) -> Any:
+        """``function(given)``, or the replay of a captured call: its tensors are new, other values those of the capture. Tensors of a key have
+        always the same shapes."""
+        if self.failed:
+            return function(given)
+        if self._ordinary[key] < WARM_UP:
+            self._ordinary[key] += 1
+            return _on_a_side_stream(function, given)
+        if key not in self._made:
+            try:
+                self._made[key] = _Graph(function, given)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as err:
+                self.failed = True
+                line = f"{type(err).__name__}: {err}".splitlines()[0]
+                logger.warning("%s are not replayed as CUDA graphs, since a capture has failed: %s", self.calls, line)
+                return function(given)
+        return self._made[key](given)
+
+
+class _Graph:
+    """A captured call of a function of tensors."""
+
+    def __init__(self, function: OfTensors, given: list[Tensor]) -> None:
+        self._given, self._graph = [x.clone() for x in given], torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):  # a loader's threads go on
+            self._result = function(self._given)
+
+    def __call__(self, given: list[Tensor]) -> Any:
+        torch._foreach_copy_(self._given, given)
+        self._graph.replay()
+        return pytree.tree_map_only(Tensor, torch.clone, self._result)
 
 
 class UpdateGraphs:
-    """An update as CUDA graphs, one for each shape of batches.
-
-    The first updates of a shape are ordinary ones, on another stream. If a capture fails, a line is logged, and all updates are ordinary ones
-    from then on.
+    """Updates as CUDA graphs, one for each shape of batches (`Graphs`).
 
     Args:
         longest: length of the longest sequences; shorter ones are padded to it, or to a half, a quarter or an eighth.
     """
 
     def __init__(self, longest: int) -> None:
-        self._longest, self._failed = longest, False
-        self._made: dict[tuple[int, ...], _Graph] = {}
-        self._ordinary: Counter[tuple[int, ...]] = Counter()
+        self._longest, self._graphs = longest, Graphs("updates")
 
     def __call__(self, update: Update, batch: Batch) -> dict[str, Any]:
-        """``update(batch)``, or the replay of a captured one: tensors of the metrics are new, other values those of the capture."""
+        """``update(batch)``, or its replay."""
         batch = batch.lengthened(bucket(batch.rews.shape[1], self._longest))
-        shape = tuple(batch.rews.shape[:2])
-        if self._failed:
-            return update(batch)
-        if self._ordinary[shape] < WARM_UP:
-            self._ordinary[shape] += 1
-            return _on_a_side_stream(update, batch)
-        if shape not in self._made:
-            try:
-                self._made[shape] = _Graph(update, batch)
-            except torch.OutOfMemoryError:
-                raise
-            except Exception as err:
-                self._failed = True
-                line = f"{type(err).__name__}: {err}".splitlines()[0]
-                logger.warning("updates are not replayed as CUDA graphs, since a capture has failed: %s", line)
-                return update(batch)
-        return self._made[shape](batch)
+
+        def update_with(tensors: list[Tensor]) -> dict[str, Any]:
+            rest = iter(tensors)
+            return update(copy.copy(batch).map(lambda _: next(rest)))
+
+        return self._graphs(tuple(batch.rews.shape[:2]), update_with, batch.tensors())  # type: ignore[no-any-return]
 
 
-class _Graph:
-    """An update for batches of one shape."""
-
-    def __init__(self, update: Update, batch: Batch) -> None:
-        self._batch = copy.copy(batch).map(torch.clone)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            metrics = update(self._batch)
-            self._names = [name for name, value in metrics.items() if isinstance(value, Tensor)]
-            self._values = torch.stack([metrics[name].detach().float().reshape(()) for name in self._names])
-        self._constant = {name: value for name, value in metrics.items() if not isinstance(value, Tensor)}
-
-    def __call__(self, batch: Batch) -> dict[str, Any]:
-        torch._foreach_copy_(self._batch.tensors(), batch.tensors())
-        self._graph.replay()
-        return self._constant | dict(zip(self._names, self._values.clone().unbind()))
-
-
-def _on_a_side_stream(update: Update, batch: Batch) -> dict[str, Any]:
-    """As PyTorch asks before a capture: what autograd keeps between updates must not belong to the stream that waits for the graph."""
+def _on_a_side_stream(function: OfTensors, given: list[Tensor]) -> Any:
+    """As PyTorch asks before a capture: what autograd keeps between calls must not belong to the stream that waits for the graph."""
     present, side = torch.cuda.current_stream(), torch.cuda.Stream()
     side.wait_stream(present)
     with torch.cuda.stream(side):
-        metrics = update(batch)
+        result = function(given)
     present.wait_stream(side)
-    return metrics
+    return result

@@ -243,7 +243,7 @@ class Learner:
         elif on_gpu:
             parts.append(f"losses not compiled ({self.why_eager or 'compile=False'})")
         if on_gpu and s.cuda_graphs:
-            parts.append("each update replayed as one CUDA graph")
+            parts.append("updates and steps of the policy replayed as CUDA graphs")
         return ", ".join(parts)
 
     def begin_training(self, from_records: bool) -> str:

@@ -13,11 +13,14 @@ import gin
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from amago.agent import BaseAgent
 from amago.data.batch import Packing
 from amago.envs.pool import ActorPool
 from amago.envs.statistics import PhaseStatistics
+from amago.nets.kv_cache import KVCache
+from amago.run.compiling import Graphs
 from amago.run.process import SharedProcess
 
 Array = np.ndarray[Any, Any]
@@ -81,6 +84,9 @@ class Rollout:
             ``episodes``. False: count all that have ended by the last step, or, with ``episodes``, by the end of that many in all,
             as the original system does. The rollouts that end first are the short ones, which biases every mean.
         process: separates the process state of environments in this process from the run's.
+        cuda_graphs: on CUDA, replay each step as a CUDA graph, one for each group of actors, captured after three ordinary steps of each `run`
+            (`amago.run.compiling.Graphs`). Actions are those of ordinary steps, with the same random numbers. Python code of the agent runs
+            in the capture alone. Weights may change in place at any time.
 
     Attributes:
         memory: hidden state of each group, by number; under None the hidden state of all actors, if they are slices of it. None before the
@@ -95,10 +101,13 @@ class Rollout:
         repeatable: bool = False,
         equal_shares: bool = True,
         process: SharedProcess | None = None,
+        cuda_graphs: bool = False,
     ):
         self.repeatable, self.equal_shares = repeatable, equal_shares
         self.pool, self.device, self.autocast = pool, torch.device(device), autocast
         self.process, self.timing = process or SharedProcess(), GroupTiming()
+        self.cuda_graphs = cuda_graphs and self.device.type == "cuda"
+        self._graphs: Graphs | None = None  # of the present run
         self.memory: dict[int | None, Any] | None = None
         self._in_flight: set[int] = set()  # groups whose environments step
         self._ended = np.zeros(pool.num_actors, dtype=np.int64)  # rollouts of each actor that have ended in this run
@@ -239,6 +248,7 @@ class Rollout:
                 if self.memory is None:
                     with self._computing():
                         self._init_memory(agent)
+                self._graphs = Graphs("steps of the policy") if self.cuda_graphs else None
                 while taken < timesteps:
                     if quotas is not None:
                         missing = quotas - self._ended
@@ -257,6 +267,8 @@ class Rollout:
                     self.pool.wait(g)
             if self._quotas is not None:
                 self._quotas, self.pool.idle[:] = None, False
+            if self._graphs is not None:
+                self.cuda_graphs, self._graphs = not self._graphs.failed, None
             agent.train(was_training)
         return taken
 
@@ -323,31 +335,50 @@ class Rollout:
 
     def _act(self, agent: BaseAgent, rows: slice, memory: object, sample: bool) -> tuple[Any, Any]:
         """Actions (in stored form, on a device if the actors are there) of some actors, and their next memory."""
-        pool = self.pool
-        resets: Any = pool.resets[rows]
+        resets: Any = self.pool.resets[rows]
         on_device = isinstance(resets, Tensor)
-        if on_device:
-            resets = resets.to(self.device)
-        if (on_device and resets.device.type != "cpu") or resets.any():  # a GPU is not asked: the host would wait for it
-            memory = agent.reset_hidden_state(memory, resets)
-        found = self._on_device(rows, {f"obs/{key}": array for key, array in pool.obs.items()})
-        rl2s, time_idxs, obs = found.pop("rl2s"), found.pop("time_idxs"), {key[4:]: x for key, x in found.items()}
-        if not pool.extras:
-            actions, memory = agent.get_actions(obs, rl2s, time_idxs, memory, sample)
-            return actions if on_device else actions.cpu().numpy(), memory
-        actions, extras, memory = agent.get_actions_and_extras(obs, rl2s, time_idxs, memory, tuple(pool.extras), sample)
-        for name, array in pool.extras.items():
+        given = self._on_device(rows, {f"obs/{key}": array for key, array in self.pool.obs.items()})
+        if self._graphs is None:
+            resets = given["resets"] if on_device else resets
+            if (on_device and resets.device.type != "cpu") or resets.any():  # a GPU is not asked: the host would wait for it
+                memory = agent.reset_hidden_state(memory, resets)
+            actions, extras, memory = self._step_of_policy(agent, given, memory, sample)
+        else:
+            after = memory
+
+            def step(tensors: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+                nonlocal after
+                torch.clear_autocast_cache()  # a graph casts the weights in each replay
+                found = dict(zip(given, tensors))
+                begun = agent.reset_hidden_state(memory, found["resets"])
+                actions, extras, after = self._step_of_policy(agent, found, begun, sample)
+                if torch.cuda.is_current_stream_capturing():
+                    after = _write_into(memory, after)
+                return actions, extras
+
+            actions, extras = self._graphs((rows.start, rows.stop), step, list(given.values()))
+            memory = after
+        for name, array in self.pool.extras.items():
             value = extras[name].cpu().numpy()
             if value.shape != array[rows].shape:
                 raise ValueError(
                     f"extra field {name!r} is declared with shape {array.shape[1:]}, but {type(agent).__name__} computes {value.shape[1:]}"
                 )
             array[rows] = value
-        return actions.cpu().numpy(), memory
+        return actions if on_device else actions.cpu().numpy(), memory
+
+    def _step_of_policy(
+        self, agent: BaseAgent, given: dict[str, Tensor], memory: object, sample: bool
+    ) -> tuple[Tensor, dict[str, Tensor], Any]:
+        obs = {key[4:]: x for key, x in given.items() if key.startswith("obs/")}
+        if not self.pool.extras:
+            actions, memory = agent.get_actions(obs, given["rl2s"], given["time_idxs"], memory, sample)
+            return actions, {}, memory
+        return agent.get_actions_and_extras(obs, given["rl2s"], given["time_idxs"], memory, tuple(self.pool.extras), sample)
 
     def _on_device(self, rows: slice, obs: dict[str, Any]) -> dict[str, Tensor]:
         """Rows of the pool's arrays; on a GPU by one copy from page-locked memory, for which nothing waits."""
-        arrays = obs | {"rl2s": self.pool.rl2s, "time_idxs": self.pool.time_idxs}
+        arrays = obs | {"rl2s": self.pool.rl2s, "time_idxs": self.pool.time_idxs, "resets": self.pool.resets}
         if isinstance(self.pool.rl2s, Tensor):
             return {name: array[rows].to(self.device) for name, array in arrays.items()}
         given = {name: torch.from_numpy(array[rows]) for name, array in arrays.items()}
@@ -361,3 +392,13 @@ class Rollout:
         for name, x in given.items():
             views[name].copy_(x)
         return packing.views(staged.to(self.device, non_blocking=True))
+
+
+def _write_into(memory: object, new: object) -> object:
+    """``memory`` with the values of ``new``, in the same storage, which is where the next replay of a graph reads them."""
+    for to, x in zip(pytree.tree_leaves(memory), pytree.tree_leaves(new), strict=True):
+        if not isinstance(to, Tensor | KVCache | None):
+            raise TypeError(f"the memory holds a {type(to).__name__}, which may change on the host")
+        if x is not to:
+            to.copy_(x)  # type: ignore[union-attr]
+    return memory

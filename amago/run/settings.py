@@ -202,7 +202,8 @@ class ExperimentSettings:
             process, to a half, a quarter or an eighth of it. Where compilation fails, a line in the log says so, and losses are computed without it.
         cuda_graphs: on CUDA, with one process and one batch an update, replay each update as one CUDA graph, captured after three ordinary ones
             of its shape (padded as with ``compile``). Overrides of `compute_loss` and masks must do the same in each update, on the device:
-            their Python code runs in the capture alone. Updates that are logged, or drawn by priority, are ordinary ones.
+            their Python code runs in the capture alone. Updates that are logged, or drawn by priority, are ordinary ones. With any number of
+            processes, steps of the policy are replayed, too (`amago.run.rollout.Rollout`).
         matmul_precision: of float32 matrix products on CUDA, as of ``torch.set_float32_matmul_precision``, until ``close()``: "high" is
             TF32, "highest" float32.
     """

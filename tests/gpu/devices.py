@@ -1,5 +1,6 @@
 """The GPU as a parameter of tests, and the precision of its products."""
 
+import gc
 import sys
 from contextlib import contextmanager
 
@@ -26,3 +27,30 @@ def tf32(allowed):
         yield
     finally:
         matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
+@contextmanager
+def capture(graph, **options):
+    """Capture, and leave everything on the device as it was: the simulated one computes while it captures, and a GPU does not."""
+    before = [(x, x.detach().clone()) for x in gc.get_objects() if issubclass(type(x), torch.Tensor) and x.is_cuda]
+    random = torch.get_rng_state()
+    try:
+        with real_capture(graph, **options):
+            yield
+    finally:
+        for x, value in before:
+            x.detach().copy_(value)
+        torch.set_rng_state(random)
+
+
+real_capture = torch.cuda.graph
+
+
+def counted(function, calls):
+    """A function that also appends its arguments to a list."""
+
+    def call(*args):
+        calls.append(args)
+        return function(*args)
+
+    return call

@@ -128,15 +128,16 @@ def test_a_run(device, traj, tmp_path):
 
 
 @simulated
+@pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("traj", ["ff", "gru", "mingru", "mamba", "transformer"])
 @pytest.mark.parametrize("device", [CUDA], indirect=True)
-def test_no_byte_goes_to_the_host_between_two_writes(device, traj, tmp_path):
+def test_no_byte_goes_to_the_host_between_two_writes(device, traj, graphs, tmp_path):
     from simcuda import Recorder, model
 
     config.bind(tiny.MAMBA)
     e = tiny.started(
         tmp_path, counting(device), env_mode="already_vectorized", parallel_actors=ROWS, traj_encoder_type=get_traj_encoder_cls(traj),
-        exploration_wrapper_type=EpsilonGreedy,
+        exploration_wrapper_type=EpsilonGreedy, cuda_graphs=graphs,
     )  # fmt: skip
     rollout = e.actors.train
     rollout.run(e.policy, 5)

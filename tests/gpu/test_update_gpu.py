@@ -1,14 +1,13 @@
 """What an update asks of the host and of the device, counted exactly on a simulated device."""
 
 import copy
-import gc
 import sys
 from contextlib import contextmanager
 
 import pytest
 import tiny
 import torch
-from gpu.devices import CUDA
+from gpu.devices import CUDA, capture, counted
 from torch._dynamo.utils import counters
 
 import amago
@@ -59,21 +58,6 @@ def test_an_update_without_a_log_waits_for_nothing(agent_type, make_env, traj, p
         e.train_step(batch, False)
         e.train_step(batch, False)
     assert e.grad_update_counter == before + 2
-
-
-@contextmanager
-def capture(graph, **options):
-    """Capture, and leave everything on the device as it was: the simulated one computes while it captures, and a GPU does not."""
-    before = [(x, x.detach().clone()) for x in gc.get_objects() if issubclass(type(x), torch.Tensor) and x.is_cuda]
-    random = torch.get_rng_state()
-    with real_capture(graph, **options):
-        yield
-    for x, value in before:
-        x.detach().copy_(value)
-    torch.set_rng_state(random)
-
-
-real_capture = torch.cuda.graph
 
 
 def updates(e, batches, device):
@@ -143,14 +127,6 @@ def test_a_checkpoint_is_loaded_between_replays(tmp_path, device, monkeypatch):
     e.load_checkpoint(e.epoch)
     updates(e, batches, device)
     assert not tiny.differing(expected, tiny.weights(e))
-
-
-def counted(function, calls):
-    def call(*args):
-        calls.append(args)
-        return function(*args)
-
-    return call
 
 
 @simulated
