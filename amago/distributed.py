@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from amago.launch.api import launch
+from amago.launch import launch
 
 __all__ = ["launch"]

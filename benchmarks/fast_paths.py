@@ -16,7 +16,7 @@ import gymnasium as gym
 from torch import nn
 
 from amago.agent import Agent, MultiTaskAgent
-from amago.nets.ensemble import EnsembleMLP
+from amago.nets.ff import EnsembleMLP
 from amago.nets.twohot import Bins
 from benchmarks.harness import Row, compare
 from benchmarks.learner import SMOKE, Case, Learner

@@ -292,7 +292,7 @@ def info(args: Namespace) -> int:
         print(f"  extra field   {x.name!r}: {x.shape} {x.dtype}, rows {x.rows}")
     print(f"  actions       {view.action_spec(0).space}")
     found: dict[str, list[tuple[float, bool]]] = {}
-    for i in range(len(view)):
+    for i in tqdm(range(len(view)), "info", unit="trajectory", disable=None, leave=False):
         traj = view.read(i, keys=())
         found.setdefault(traj.env_name, []).append((float(traj.rews.sum()), bool(traj.dones[-1, 0])))
     for name, rows in sorted(found.items()):

@@ -6,8 +6,7 @@ import contextlib
 from argparse import REMAINDER, ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 
-from amago.launch import node
-from amago.launch.api import collectors_on_ray
+from amago.launch import collectors_on_ray, node
 from amago.launch.launcher import Launcher
 from amago.launch.node import MOST_WAITING_BYTES, Task
 from amago.launch.processes import STEP_SECONDS

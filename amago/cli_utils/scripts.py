@@ -20,7 +20,7 @@ from amago.cli_utils.arguments import (
 )
 from amago.cli_utils.settings import record_settings, take_settings
 from amago.experiment import Experiment
-from amago.launch.api import command
+from amago.launch import command
 from amago.loading import DiskTrajDataset, RLDataset
 from amago.nets.traj_encoders import TformerTrajEncoder, TrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder, TstepEncoder

@@ -15,8 +15,7 @@ from torch.distributions import Categorical
 from amago import config
 from amago.compat.names import attributes
 from amago.nets import ranks
-from amago.nets.ensemble import EnsembleMLP
-from amago.nets.ff import MLP, Normalization
+from amago.nets.ff import MLP, EnsembleMLP, Normalization
 from amago.nets.heads import BaseActorHead, BaseCriticHead, EnsembleCritics, Straight, outputs_of
 from amago.nets.policy_dists import Discrete, PolicyOutput, TanhGaussian
 from amago.nets.twohot import Bins

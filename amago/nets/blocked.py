@@ -1,6 +1,6 @@
 """Critic ensembles on CPUs, in blocks that stay in the core's cache.
 
-`evaluate` computes what `amago.nets.ensemble.first_layer` and `amago.nets.ensemble.EnsembleMLP.features` compute layer by layer:
+`evaluate` computes what `amago.nets.ff.first_layer` and `amago.nets.ff.EnsembleMLP.features` compute layer by layer:
 they are its reference, and the tests compare both. With four critics and seven discounts, a hidden layer at batch 24 and
 length 128 takes 88 MB, and every addition, activation and gradient moves it to memory and back. Here `ROWS` rows at a time
 pass through all layers.

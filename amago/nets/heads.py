@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution
 
-from amago.nets.ensemble import EnsembleMLP, evaluate_action, state_part
+from amago.nets.ff import EnsembleMLP, evaluate_action, state_part
 from amago.nets.policy_dists import Discrete, PolicyOutput, TanhGaussian, distribution_of
 from amago.nets.utils import Log, at_least_float32, check_positive, has_argument
 from amago.ops import gamma_feature
@@ -123,7 +123,7 @@ class BaseCriticHead(nn.Module):
 
     fused: ClassVar[bool] = False
     """`evaluate` and `evaluate_subset` may bypass `forward`, because it returns the same as
-    `amago.nets.ensemble.evaluate_action` on ``self.net``. It is False for a subclass with another `forward` or
+    `amago.nets.ff.evaluate_action` on ``self.net``. It is False for a subclass with another `forward` or
     `critic_network_forward`, unless that declares it again."""
 
     gamma_features: Tensor
@@ -212,7 +212,7 @@ def outputs_of(result: Tensor | Distribution) -> Tensor:
 
 
 class EnsembleCritics(BaseCriticHead):
-    """Critics whose networks are an `amago.nets.ensemble.EnsembleMLP`, ``self.net``.
+    """Critics whose networks are an `amago.nets.ff.EnsembleMLP`, ``self.net``.
 
     If `fused`, evaluations share work: the state's part of the first layer is computed once, and only the critics in use are.
     """

@@ -84,7 +84,7 @@ module.write_small = write_small
 
 
 def test_a_folder_amago_in_the_current_directory_is_not_looked_into(tmp_path, monkeypatch):
-    from amago.launch.api import launch
+    from amago.launch import launch
 
     (tmp_path / "amago").mkdir()
     (tmp_path / "amago" / "__init__.py").write_text("raise SystemExit('the wrong amago')")

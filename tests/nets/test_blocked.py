@@ -7,7 +7,7 @@ import torch
 from amago import config
 from amago.nets import blocked, twohot
 from amago.nets.actor_critic import NCritics, NCriticsTwoHot
-from amago.nets.ensemble import EnsembleMLP, evaluate_action, state_part
+from amago.nets.ff import EnsembleMLP, evaluate_action, state_part
 from amago.nets.heads import outputs_of
 
 B, L, C, G, A, D = 3, 7, 3, 4, 2, 6
