@@ -55,7 +55,6 @@ CASES = {
     "compiled": ("policy_step",),
     "fast_paths": ("critics in blocks", "classified returns in blocks"),
     "replay_size": ("first seen", "known", "memory", "a look", "a batch, uniform, cold", "a batch, priority", "first batch, length"),
-    "cluster": ("CartPole, 1 ms a step",),
 }  # fmt: skip
 MORE = {"compiled": ("--only", "policy_step"), "rollout": ("--only", "CartPole")}  # updates take a minute to compile
 
@@ -69,8 +68,7 @@ def test_smoke(name, smoke, tmp_path):
 
 
 def test_memory_of_the_learner(smoke):
-    rows = smoke("learner_memory", "--only", "6-D), length 4, float32")
-    assert set(rows) == {f"{agent}, continuous (6-D), length 4, float32" for agent in ("Agent", "MultiTaskAgent")}
+    assert smoke("learner_memory", "--only", "MultiTaskAgent, continuous (6-D), length 4, float32")
 
 
 def test_the_constants_are_measured_and_kept(smoke, tmp_path):
@@ -98,29 +96,20 @@ def test_a_launch_of_ones_own_is_simulated(capsys):
     assert all(part in printed for part in ("closed form", "learner waits", "| 3 |"))
 
 
-@pytest.fixture(scope="module")
-def checkout(tmp_path_factory):
-    """A copy of the package that says where it was imported."""
-    folder = tmp_path_factory.mktemp("checkout")
-    shutil.copytree(ROOT / "amago", folder / "amago", ignore=shutil.ignore_patterns("__pycache__"))
-    with open(folder / "amago" / "__init__.py", "a") as f:
-        f.write(f"\nopen({str(folder / 'imported')!r}, 'w').close()\n")
-    return folder
-
-
-def test_each_row_has_both(smoke, checkout):
-    rows = smoke("policy_step", "--only", "Transformer", "--peer", str(checkout), "--peer-python", sys.executable)
-    rows |= smoke("rollout", "--only", "CartPole, Transformer, recorded", "--peer", str(checkout))
-    assert [row["peer"] is not None for row in rows.values()] == [True, True]
+def test_each_row_has_both(smoke, tmp_path):
+    """The peer is a copy of the package that says where it was imported."""
+    checkout = tmp_path / "checkout"
+    shutil.copytree(ROOT / "amago", checkout / "amago", ignore=shutil.ignore_patterns("__pycache__"))
+    with open(checkout / "amago" / "__init__.py", "a") as f:
+        f.write(f"\nopen({str(checkout / 'imported')!r}, 'w').close()\n")
+    (row,) = smoke("policy_step", "--only", "Transformer", "--peer", str(checkout), "--peer-python", sys.executable).values()
+    assert row["peer"] is not None
     assert (checkout / "imported").exists(), "the copy was measured, not the package that is installed"
 
 
 def test_what_goes_wrong_there_is_told(smoke, tmp_path):
     (tmp_path / "amago").mkdir()
-    for program, words in [
-        ("raise ImportError('no such peer')", "no such peer"),
-        ("import os, sys\nprint('last words', file=sys.stderr, flush=True)\nos._exit(3)", "last words"),
-    ]:
-        (tmp_path / "amago" / "__init__.py").write_text(program)
-        with pytest.raises(PeerError, match=words):
-            Peer(str(tmp_path), sys.executable, {"benchmark": "policy_step", "threads": 1, "traj": "FF"})
+    program = "import os, sys\nprint('last words', file=sys.stderr, flush=True)\nos._exit(3)"
+    (tmp_path / "amago" / "__init__.py").write_text(program)
+    with pytest.raises(PeerError, match="last words"):
+        Peer(str(tmp_path), sys.executable, {"benchmark": "policy_step", "threads": 1, "traj": "FF"})

@@ -16,7 +16,6 @@ from benchmarks.suite import (  # fmt: skip
     meta,
     methods,
     offline,
-    popgym,
     recorded,
     runs,
     shell,
@@ -57,13 +56,10 @@ def test_random_actions_score_as_the_task_says(task):
     assert (task.scaled(task.low), task.scaled(task.high)) == (0, 1)
 
 
-def test_time_to_threshold():
+def test_time_to_threshold_and_the_score_of_the_last_fifth():
     both, luck = (0, 1.2, 0.9), (2,)  # both together reach it; one evaluation may be luck
     expected = {(0, 1, 1): 10.0, both: 10.0, (0, 1, 0, 1, 1): 30.0, (0, 0.9, 1.5, 0): math.inf, luck: math.inf}
     assert {scores: statistics.time_to_threshold(curve(*scores), 1.0) for scores in expected} == expected
-
-
-def test_final_score_is_that_of_the_last_fifth():
     assert statistics.final_score(curve(0, 0, 0, 0, 1, 3)) == 2.0
 
 
@@ -100,23 +96,19 @@ def test_a_run_ends_with_its_budget_and_is_not_repeated(tmp_path, task):
 
 
 def test_a_run_may_end_when_the_task_is_solved(tmp_path, task):
-    easy, hard = replace(task, threshold=-1.0), replace(task, threshold=1e9)
+    easy = replace(task, threshold=-1.0)
     runs.train(easy, Config("easy"), 0, tmp_path, tmp_path / "work", budget=60.0, until_solved=True)
     head, *points, last = recorded.rows(runs.result_path(tmp_path, "easy", task.name, 0))
     assert (head["goal"], len(points), last) == (-1.0, recorded.IN_A_ROW, {"done": True})
-    runs.train(hard, Config("hard"), 0, tmp_path, tmp_path / "work2", budget=2.0, until_solved=True)
-    head, *points, last = recorded.rows(runs.result_path(tmp_path, "hard", task.name, 0))
-    assert points[-1]["cpu"] >= 2.0
-    assert last == {"done": True}
+    assert points[-1]["updates"] == 4
 
 
 @pytest.mark.parametrize("method", methods.METHODS, ids=[m.name for m in methods.METHODS])
-def test_every_method_trains(tmp_path, task, method):
+def test_every_method_starts(tmp_path, task, method):
     files = (str(method.file),) if method.file else ()
-    easy, config = replace(task, threshold=-1.0), Config(method.name, "tuned", files, method.traj_encoder)
-    runs.train(easy, config, 0, tmp_path, tmp_path / "work", budget=60.0, until_solved=True)
-    head, *_, last, done = recorded.rows(runs.result_path(tmp_path, method.name, task.name, 0))
-    assert (last["updates"], done) == (4, {"done": True})
+    runs.train(task, Config(method.name, "tuned", files, method.traj_encoder), 0, tmp_path, tmp_path / "work", budget=0.0)
+    head, *_, done = recorded.rows(runs.result_path(tmp_path, method.name, task.name, 0))
+    assert done == {"done": True}
     assert head["config"]["files"] == [f"benchmarks/suite/method_files/{method.name}.gin"] * len(files), "of no machine alone"
     assert method.what
 
@@ -182,46 +174,33 @@ def test_the_command_trains_compares_and_draws(tmp_path, capsys):
     assert "No task with two seeds of both: too few for a probability" in capsys.readouterr().out
 
 
+def trained(of, results, *words):
+    """Train an entry of a board, for which two judged rollouts are enough."""
+    assert board.main(of, ["one", "--results", str(results), *words]) == 0
+
+
+def shown(of, results, capsys, *words):
+    """The rows of a board's table."""
+    capsys.readouterr()
+    assert board.main(of, ["table", "--results", str(results), *words]) == 0
+    return capsys.readouterr().out.splitlines()[2:]
+
+
+def judged_by_two(of):
+    return replace(of, entries=[replace(entry, judged=2) for entry in of.entries])
+
+
 def test_what_amago_train_reaches_is_recorded_and_drawn(tmp_path, capsys):
-    words = ["one", "--tasks", "CartPole-v1", "--seeds", "3", "--budget", "0", "--results", str(tmp_path)]
-    assert board.main(shell.BOARD, words) == 0
+    trained(shell.BOARD, tmp_path, "--tasks", "CartPole-v1", "--seeds", "3", "--budget", "0")
     found = recorded.rows(tmp_path / "CartPole-v1" / "seed3.jsonl")
     assert (found[0]["task"], found[-1]) == ("CartPole-v1", {"done": True})
     assert [r["steps"] for r in found if "score" in r] == [0]
-    capsys.readouterr()
-    assert board.main(shell.BOARD, ["table", "--results", str(tmp_path), "--picture", str(tmp_path / "curves.png")]) == 0
-    row = capsys.readouterr().out.splitlines()[2]
-    assert "CartPole-v1 | 475 | not in" in row
+    assert "CartPole-v1 | 475 | not in" in shown(shell.BOARD, tmp_path, capsys, "--picture", str(tmp_path / "curves.png"))[0]
     assert (tmp_path / "curves.png").stat().st_size > 5000
 
 
-def test_the_table_of_popgym_counts_the_games_that_reach_the_best_published(tmp_path, capsys):
-    for name, greedy in (("RepeatPreviousMedium", 0.95), ("AutoencodeHard", -0.5), ("AutoencodeEasy", -0.5)):
-        path = board.result_path(tmp_path, name, 0)
-        path.parent.mkdir(parents=True)
-        evaluations = [{"cpu": 10.0 * i, "steps": 100_000 * i, "updates": i, "score": greedy - 0.1 * (3 - i)} for i in range(4)]
-        judged = {"greedy": greedy, "sampled": greedy - 0.02, "rollouts": 256}
-        if name == "AutoencodeHard":
-            judged["best"] = {"greedy": -0.46, "sampled": -0.45}
-        last = [{"cpu": 31.0, "steps": 330_000, **judged}, {"done": True}]
-        path.write_text("".join(json.dumps(r) + "\n" for r in [{"task": name}, *evaluations, *last]))
-    unfinished = board.result_path(tmp_path, "RepeatFirstEasy", 0)
-    unfinished.parent.mkdir()
-    unfinished.write_text('{"task": "RepeatFirstEasy"}\n')
-    picture = tmp_path / "p.png"
-    assert board.main(popgym.BOARD, ["table", "--results", str(tmp_path), "--picture", str(picture)]) == 0
-    out = capsys.readouterr().out
-    assert "| RepeatPreviousMedium | -0.315 | 0.789 | **0.950** | 0.930 | 0.950 |  | 0.33M (1/45) | 31 |" in out
-    assert "| AutoencodeHard | -0.456 | -0.448 | -0.500 | -0.520 | -0.500 | **-0.450** | 0.33M (1/45) | 31 |" in out
-    assert "| AutoencodeEasy | -0.283 |" in out
-    assert "RepeatFirst" not in out
-    assert "At least the best of 13: 2 of 3 that were trained, of 24." in out
-    assert picture.stat().st_size > 5_000
-
-
 def test_a_corridor_is_trained_and_shown(tmp_path, capsys, monkeypatch):
-    small = [replace(e, judged=2) for e in tmaze.BOARD.entries]
-    monkeypatch.setattr(tmaze, "BOARD", replace(tmaze.BOARD, entries=small))
+    monkeypatch.setattr(tmaze, "BOARD", judged_by_two(tmaze.BOARD))
     judge, judged = example.judge, []
 
     def noted(run, rollouts):
@@ -232,28 +211,21 @@ def test_a_corridor_is_trained_and_shown(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(example, "judge", noted)
     results = tmp_path / "r"
     words = "--memory_size 8 --parallel_actors 2 --grads_per_epoch 2 --epochs 1 --batch_size 2 --timesteps_per_epoch 310"
-    run = ["one", "--tasks", "300_gru", "--results", str(results), f"--more={words}"]
-    assert board.main(tmaze.BOARD, run) == 0
+    trained(tmaze.BOARD, results, "--tasks", "300_gru", f"--more={words}")
     found = recorded.rows(results / "300_gru" / "seed1.jsonl")
     assert (found[0]["task"], found[-1], found[-2]["steps"]) == ("300_gru", {"done": True}, 620)
     assert found[-2]["best"].keys() == {"greedy", "sampled"}
     assert judged == [False, True], "the last weights, then those of the best evaluation, which was before training"
     assert not (tmp_path / "work" / "r" / "300_gru_1").exists()
-    capsys.readouterr()
-    assert board.main(tmaze.BOARD, ["table", "--results", str(results)]) == 0
-    assert "| 300, gru | " in capsys.readouterr().out.splitlines()[2]
+    assert "| 300, gru | " in shown(tmaze.BOARD, results, capsys)[0]
 
 
-def test_every_method_learns_from_a_record_and_is_shown(tmp_path, capsys, monkeypatch):
-    small = [replace(e, judged=2) for e in offline.BOARD.entries]
-    monkeypatch.setattr(offline, "BOARD", replace(offline.BOARD, entries=small))
+def test_methods_learn_from_a_record_and_are_shown(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(offline, "BOARD", judged_by_two(offline.BOARD))
     words = f"--dataset {tmp_path / 'p.hdf5'} --record 600 --grads_per_epoch 2 --epochs 1 --parallel_actors 2 --batch_size 2"
     for method in offline.METHODS:
-        run = ["one", "--tasks", f"pendulum_{method}", "--seeds", "0", "--results", str(tmp_path / "r"), f"--more={words}"]
-        assert board.main(offline.BOARD, run) == 0
-    capsys.readouterr()
-    assert board.main(offline.BOARD, ["table", "--results", str(tmp_path / "r")]) == 0
-    *_, row = capsys.readouterr().out.splitlines()
+        trained(offline.BOARD, tmp_path / "r", "--tasks", f"pendulum_{method}", "--seeds", "0", f"--more={words}")
+    row = shown(offline.BOARD, tmp_path / "r", capsys)[-1]
     assert row.startswith("| Pendulum-v1, all of training (Minari) | -")
     assert row.count(" | -") == len(offline.METHODS) == len(list(offline.SETTINGS.glob("*.gin")))
 
@@ -263,35 +235,32 @@ def test_a_task_of_new_worlds_is_trained_and_shown(tmp_path, capsys, monkeypatch
     assert [lake.name for lake in lakes] == ["lake5", "lake5 without memory"]
     monkeypatch.setattr(meta, "BOARD", replace(meta.BOARD, entries=lakes))
     words = "--lake_size 3 --k_episodes 2 --memory_size 8 --parallel_actors 2 --batches_per_epoch 2 --epochs 1 --timesteps_per_epoch 20"
-    assert board.main(meta.BOARD, ["one", "--results", str(tmp_path), "--seeds", "0", f"--more={words} --batch_size 2"]) == 0
-    capsys.readouterr()
-    picture = tmp_path / "p.png"
-    assert board.main(meta.BOARD, ["table", "--results", str(tmp_path), "--picture", str(picture)]) == 0
-    rows = capsys.readouterr().out.splitlines()[2:]
+    trained(meta.BOARD, tmp_path, "--seeds", "0", f"--more={words} --batch_size 2")
+    rows = shown(meta.BOARD, tmp_path, capsys)
     assert [row.split(" | ")[0] for row in rows] == ["| lake5", "| lake5 without memory"]
     assert all(re.search(r"\| success [01]\.\d\d in attempt 1; [01]\.\d\d in attempt 2 \|", row) for row in rows)
     assert "| 2, 0.00M |" in rows[0]
-    assert picture.stat().st_size > 5_000
 
 
-@pytest.mark.parametrize("model", supervised.MODELS)
-def test_each_model_learns_speeds_from_labels(model):
+@pytest.mark.parametrize("model", ["gru", "transformer_rope"])
+def test_models_learn_speeds_from_labels(model):
     found = supervised.learn("velocity", model, 8, updates=70, rate=2e-3, seed=0)
     assert list(found) == [60, 70]
     assert found[70] < 0.7  # a guess has 1
 
 
 def test_the_sign_of_the_first_step_is_learned_from_labels(capsys):
-    words = "sign --models gru transformer_no_dropout --length 6 --updates 130 --rate 3e-3 --seeds 1"
-    assert supervised.main(words.split()) == 0
-    head, _, *rows = capsys.readouterr().out.splitlines()
+    assert (
+        supervised.main(["sign", "--models", "gru", "--length", "6", "--updates", "130", "--rate", "3e-3", "--seeds", "1"]) == 0
+    )
+    head, _, row = capsys.readouterr().out.splitlines()
     assert head == "| model | 60 | 125 | 130 |"
-    assert [row.split(" | ")[0] for row in rows] == ["| gru", "| transformer_no_dropout"]
-    assert all(float(row.split(" | ")[-1].strip(" |")) > 0.9 for row in rows)
+    assert row.startswith("| gru | ")
+    assert float(row.split(" | ")[-1].strip(" |")) > 0.9
 
 
 def test_the_cost_of_a_t_maze_is_measured_for_each_model(capsys):
-    assert tmaze_cost.main(["--lengths", "8", "12"]) == 0
-    head, _, *rows = capsys.readouterr().out.splitlines()
-    assert (head.count("update, ms"), [row.split(" | ")[0] for row in rows]) == (3, ["| 8", "| 12"])
-    assert all(float(cell) > 0 for row in rows for cell in row.strip("| ").split(" | "))
+    assert tmaze_cost.main(["--lengths", "8"]) == 0
+    head, _, row = capsys.readouterr().out.splitlines()
+    assert (head.count("update, ms"), row.startswith("| 8 | ")) == (3, True)
+    assert all(float(cell) > 0 for cell in row.strip("| ").split(" | "))

@@ -222,7 +222,7 @@ def test_online_after_offline_and_resumed(client):
 
 def test_played_in_processes_of_their_own(client):
     experiment = make_experiment(
-        client, "async", DiskTrajDataset(str(client), "own", 50), env_mode="async", start_collecting_at_epoch=0, epochs=1,
+        client, "async", DiskTrajDataset(str(client), "own", 50), env_mode="async", env_workers=1, start_collecting_at_epoch=0, epochs=1,
         exploration_wrapper_type=amago.envs.exploration.EpsilonGreedy, val_interval=None,
     )  # fmt: skip
     experiment.start()

@@ -3,12 +3,13 @@
 ``...`` in a call stands for arguments that a reader fills in: `fill` adds small ones. Corrected in the snippets, because they would run
 nowhere:
 
-- section 1: ``observation_spce``; there and below ``AMAGOEnv``, ``gym``, ``torch`` and ``Experiment`` are used without an import
-- section 2: ``def __init_(`` without ``self``; ``Noramlization``
+- section 1: there and below ``AMAGOEnv``, ``gym``, ``torch`` and ``Experiment`` are used without an import
 - section 6: ``switch_step_encoder`` (``switch_tstep_encoder``)
 - asynchronous training: ``from argparse import ArgumentParser()``; ``options=`` of ``add_argument`` (``choices``); ``--mode train`` (``learn``)
 
-Left out: the vectorised environments of gymnax without that package, and what is not Python (``accelerate config``).
+Left out: the vectorised environments of gymnax without that package, what is not Python (``accelerate config``), and what other tests
+train: attempts with metrics (``tests/envs``), the timestep encoder of a robot (``docs/extending.md``), sequence models and agents by their
+classes (``tests/test_experiment.py``), and `EpsilonGreedy`.
 """
 
 import ast
@@ -21,7 +22,6 @@ import gymnasium
 import numpy as np
 import pytest
 import tiny
-import torch
 
 import amago
 from amago import config
@@ -32,20 +32,13 @@ NO_KERNEL = pytest.mark.filterwarnings("ignore:FlexAttention. its kernel has no 
 
 
 class Pictures(gymnasium.Env):
-    """Images and joints; five steps."""
+    """Images; five steps."""
 
     metadata = {"render_modes": []}
-
-    def __init__(self, joints=False):
-        image = gymnasium.spaces.Box(0, 255, SMALL_IMAGE, np.uint8)
-        self.joints = joints
-        both = {"image": image, "joints": gymnasium.spaces.Box(-1, 1, (4,))}
-        self.observation_space = gymnasium.spaces.Dict(both) if joints else image
-        self.action_space = gymnasium.spaces.Discrete(3)
+    observation_space, action_space = gymnasium.spaces.Box(0, 255, SMALL_IMAGE, np.uint8), gymnasium.spaces.Discrete(3)
 
     def _look(self):
-        image = self.np_random.integers(0, 255, SMALL_IMAGE).astype(np.uint8)
-        return {"image": image, "joints": np.zeros(4, np.float32)} if self.joints else image
+        return self.np_random.integers(0, 255, SMALL_IMAGE).astype(np.uint8)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -59,10 +52,6 @@ class Pictures(gymnasium.Env):
 
 def pictures():
     return amago.envs.AMAGOEnv(Pictures(), env_name="Pictures")
-
-
-def robot():
-    return amago.envs.AMAGOEnv(Pictures(joints=True), env_name="Robot")
 
 
 @pytest.fixture
@@ -176,147 +165,6 @@ experiment = amago.Experiment(
     trained(names.experiment)
 
 
-META_RL = """
-import gymnasium as gym
-from amago.envs import AMAGO_ENV_LOG_PREFIX
-
-class MyMetaRLEnv(gym.Wrapper):
-
-  def reset(self):
-    self.sample_new_task_somehow()
-    obs, info = self.env.reset()
-    self.current_episode = 0
-    self.episode_return = 0
-    return obs, info
-
-  def step(self, action):
-    next_obs, reward, terminated, truncated, info = self.env.step(action)
-    self.episode_return += reward
-    if terminated or truncated:
-      next_obs, info = self.reset_to_the_same_task_somehow()
-      info[f"{AMAGO_ENV_LOG_PREFIX} Ep {self.current_episode} Return"] = self.episode_return
-      self.episode_return = 0
-      self.current_episode += 1
-    done = self.current_episode >= self.k
-    return next_obs, reward, done, done, info
-"""
-
-
-def test_1_attempts_and_their_metrics(tutorial):
-    names = tutorial(META_RL)
-
-    class Twice(names.MyMetaRLEnv):
-        k = 2
-
-        def sample_new_task_somehow(self):
-            self.task = 3
-
-        def reset_to_the_same_task_somehow(self):
-            return self.env.reset(seed=self.task)
-
-    def make_env():
-        return amago.envs.AMAGOEnv(Twice(gymnasium.make("CartPole-v1", max_episode_steps=6)), env_name="Twice")
-
-    names = tutorial(
-        "import amago\nexperiment = amago.Experiment(\n  ...,\n)\n",
-        make_train_env=make_env, make_val_env=make_env, train_timesteps_per_epoch=40, val_interval=1, val_timesteps_per_epoch=40,
-    )  # fmt: skip
-    trained(names.experiment)
-    val = tiny.rows(names.experiment.run_dir, "val")[0]["values"]
-    assert val["Average Ep 0 Return in Twice"] <= 6
-    assert val["Average Total Return in Twice"] == pytest.approx(
-        val["Average Ep 0 Return in Twice"] + val["Average Ep 1 Return in Twice"]
-    )
-
-
-def test_2_write_a_timestep_encoder(tutorial):
-    names = tutorial(
-        """
-import amago
-import gymnasium as gym
-import torch
-from torch import nn
-import torch.nn.functional as F
-
-from amago import TstepEncoder
-from amago.nets.cnn import NatureishCNN
-from amago.nets.ff import Normalization
-
-class MultiModalRobotTstepEncoder(TstepEncoder):
-  def __init__(
-      self,
-      obs_space: gym.spaces.Dict,
-      rl2_space: gym.spaces.Box,
-  ):
-    super().__init__(obs_space=obs_space, rl2_space=rl2_space)
-    img_space = obs_space["image"]
-    joint_space = obs_space["joints"]
-    self.cnn = NatureishCNN(img_shape=img_space.shape)
-    cnn_out_shape = self.cnn(self.cnn.blank_img).shape[-1]
-    self.joint_rl2_emb = nn.Linear(joint_space.shape[-1] + rl2_space.shape[-1], 32)
-    self.merge = nn.Linear(cnn_out_shape + 32, 128)
-    self.output_layer = nn.Linear(128, 64)
-    self.out_norm = Normalization("layer", 64)
-
-  @property
-  def emb_dim(self):
-    return 64
-
-  def inner_forward(self, obs, rl2s, log_dict=None):
-    img_features = self.cnn(obs["image"])
-    joints_and_rl2s = torch.cat((obs["joints"], rl2s), dim=-1)
-    joint_features = F.leaky_relu(self.joint_rl2_emb(joints_and_rl2s))
-    merged = torch.cat((img_features, joint_features), dim=-1)
-    merged = F.leaky_relu(self.merge(merged))
-    out = self.out_norm(self.output_layer(merged))
-    return out
-
-experiment = amago.Experiment(
-  ...,
-  tstep_encoder_type=MultiModalRobotTstepEncoder,
-)
-""",
-        make_train_env=robot,
-        make_val_env=robot,
-    )
-    encoder = trained(names.experiment).tstep_encoder
-    assert encoder.emb_dim == 64
-    out = encoder(
-        obs={"image": torch.zeros(2, 3, *SMALL_IMAGE, dtype=torch.uint8), "joints": torch.zeros(2, 3, 4)},
-        rl2s=torch.zeros(2, 3, 4),
-    )
-    assert out.shape == (2, 3, 64)
-
-
-PARTS = """
-import amago
-from amago.nets.traj_encoders import MambaTrajEncoder
-
-experiment = amago.Experiment(
-  ...,
-  traj_encoder_type=MambaTrajEncoder,
-)
-""", """
-import amago
-from amago.agent import MultiTaskAgent
-
-experiment = amago.Experiment(
-  ...,
-  agent_type=MultiTaskAgent,
-)
-"""  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("snippet", "part", "name"), [(PARTS[0], "traj_encoder", "MambaTrajEncoder"), (PARTS[1], None, "MultiTaskAgent")]
-)
-def test_3_and_4_choose_a_sequence_model_and_an_agent(tutorial, snippet, part, name):
-    config.bind(tiny.MAMBA | tiny.TWO_HOT)
-    names = tutorial(snippet, make_train_env=tiny.cartpole, make_val_env=tiny.cartpole, train_timesteps_per_epoch=60)
-    policy = trained(names.experiment)
-    assert type(getattr(policy, part) if part else policy).__name__ == name
-
-
 def test_6_a_required_setting_is_missing(tutorial):
     names = tutorial(
         """
@@ -334,32 +182,6 @@ experiment = Experiment(
     )
     with pytest.raises(RuntimeError, match="window_size"):
         names.experiment.start()
-
-
-def test_6_exploration(tutorial):
-    names = tutorial(
-        """
-from amago import Experiment
-from amago.envs.exploration import EpsilonGreedy
-from amago.cli_utils import use_config
-
-config = {
-  "EpsilonGreedy.steps_anneal" : 200_000,
-  "EpsilonGreedy.eps_start" : 1.0,
-  "EpsilonGreedy.eps_end" : .01,
-  "EpsilonGreedy.randomize_eps" : False,
-}
-use_config(config)
-experiment = Experiment(
-  exploration_wrapper_type=EpsilonGreedy,
-  ...
-)
-wrapped = EpsilonGreedy(fill["make_train_env"]())
-"""
-    )
-    trained(names.experiment)
-    wrapped = names.wrapped
-    assert (wrapped.steps_anneal, wrapped.eps_start, wrapped.eps_end, wrapped.randomize_eps) == (200_000, 1.0, 0.01, False)
 
 
 @NO_KERNEL

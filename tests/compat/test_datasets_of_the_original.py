@@ -166,23 +166,6 @@ def test_what_is_drawn_in_training_is_cut_and_said_to_be_unrepeatable(caplog):
     loader.close()
 
 
-def test_a_run_trains_on_a_dataset_of_a_client(tmp_path):
-    class TMazes(Client):
-        def sample_random_trajectory(self):
-            data = sequence(random.choice([3, 20]))
-            width, actions = tiny.tmaze().observation_space["observation"].shape[0], 4
-            data.obs = {"observation": torch.randn(len(data) + 1, width)}
-            acts = torch.nn.functional.one_hot(torch.randint(actions, (len(data),)), actions).float()
-            return RLData(obs=data.obs, rews=data.rews, dones=data.dones, actions=acts, time_idxs=data.time_idxs)
-
-    dataset = TMazes()
-    e = tiny.learned(tmp_path, dataset=dataset, epochs=2)
-    assert dataset.heard == [e, e]
-    assert dataset.items_per_epoch == e.train_batches_per_epoch * e.batch_size
-    assert [r["values"]["Heard"] for r in tiny.rows(e.run_dir, "buffer")] == [1, 2]
-    assert tiny.rows(e.run_dir, "train")
-
-
 def test_a_client_may_read_the_experiment_itself(tmp_path):
     class Reader(Client):
         def configure_from_experiment(self, experiment):

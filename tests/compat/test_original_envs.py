@@ -111,14 +111,6 @@ def test_keys_may_be_added_removed_and_replaced():
         Forgotten().reset()
 
 
-def two_battles():
-    def battle():
-        return gym.wrappers.TransformObservation(Battle(), lambda obs: obs, Battle().observation_space)
-
-    vec = gym.vector.SyncVectorEnv([battle, battle], autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
-    return AMAGOEnv(vec, "two", batched_envs=2)
-
-
 def test_an_own_form_of_actions_is_seen_and_stored(tmp_path):
     class Halved(AMAGOEnv):
         def make_action_rep(self, action):
@@ -181,26 +173,6 @@ def test_subclasses_may_use_the_names_of_our_attributes():
     recorder.step(4)
     assert recorder.current_timestep[1][0, 1:].argmax() == 4
     assert (recorder.amago_env.horizon, recorder.amago_env.last_action) == (77, "hit")
-
-
-def test_active_trajectories(tmp_path):
-    env = SequenceWrapper(BattleAMAGO(turns=300), tmp_path, save_every=(10, 20))
-    env.reset()
-    lengths = []
-    for step in range(1, 300):
-        env.step(step % 6)
-        (traj,) = env.active_trajs
-        lengths.append(len(traj))
-        assert [int(t.time_idx[0]) for t in traj] == list(range(step + 1 - len(traj), step + 1))
-        obs, rl2s, time = traj.as_input_sequence()
-        assert obs["text"][0, :, 0].tolist() == time[0, :, 0].tolist()
-        assert rl2s[0, -1, 0] == step % 6 + 0.5
-    assert max(lengths) <= 21
-    assert lengths.count(1) > 10, "a piece begins with the last observation of the one before"
-    rows = SequenceWrapper(two_battles())
-    rows.reset()
-    rows.step(np.array([[1], [2]]))
-    assert [t[1].prev_action.argmax() for t in rows.active_trajs] == [1, 2]
 
 
 def test_environments_side_by_side():

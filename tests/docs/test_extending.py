@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from bad_input_cases import endless
 from run_inside import program
 
 import amago
@@ -229,32 +230,16 @@ def test_the_program_of_callbacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_the_exploration_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = run("Exploration", tmp_path, monkeypatch)
     assert names["experiment"].exploration_wrapper_type is names["StickyActions"]
-    wrapped = names["StickyActions"](amago.envs.AMAGOEnv(_Echo(), env_name="Echo"), probability=0.5)
+    wrapped = names["StickyActions"](endless(), probability=0.5)
     wrapped.seed(0)
     wrapped.reset(seed=0)
     taken = []
     for t in range(200):
         wrapped.step(np.array([[t % 2]]))
-        taken.append(int(wrapped.unwrapped.last_action))
+        taken.append(wrapped.amago_env.last_action.item())
     repeated = sum(a == b for a, b in zip(taken, taken[1:]))
     assert taken[0] == 0
     assert 40 < repeated < 170  # the policy alternates; without noise no action would follow itself
-
-
-class _Echo(gym.Env):
-    """Remembers the action that it was given."""
-
-    observation_space = gym.spaces.Box(-1, 1, (1,))
-    action_space = gym.spaces.Discrete(2)
-    last_action = 0
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
-        super().reset(seed=seed)
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        self.last_action = action
-        return np.zeros(1, np.float32), 0.0, False, False, {}
 
 
 def test_the_program_of_checks_names_its_faults(tmp_path: Path) -> None:

@@ -59,11 +59,6 @@ def test_a_setting_exists_and_is_not_the_default(setting):
     assert by_run or bound != signature.parameters[parameter].default, "amago does this anyway: delete the row and the setting"
 
 
-def test_every_group_of_settings_has_a_comment():
-    for group in (ROOT / "amago" / "zoo" / "original.gin").read_text().split("\n\n"):
-        assert group.startswith("#"), group
-
-
 @pytest.mark.skipif(not golden.directory().is_dir(), reason="no golden vectors")
 def test_golden_vectors_hold_with_the_settings():
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "original_defaults", *GOLDEN_TESTS]
