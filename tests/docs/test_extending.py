@@ -46,22 +46,18 @@ FILES, PROGRAMS = programs()
 
 
 @pytest.fixture(autouse=True)
-def _registries_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _registries_as_before() -> Iterator[None]:
     """What a program registers is gone afterwards, so that another test may run it again."""
     registry = gin.config._REGISTRY
-    known = set(registry._selector_map)
-    for names in parts.REGISTRIES.values():
-        for name, cls in list(names.items()):
-            monkeypatch.setitem(names, name, cls)
-    before = {kind: set(names) for kind, names in parts.REGISTRIES.items()}
+    known, before = set(registry._selector_map), [(names, dict(names)) for names in parts.REGISTRIES.values()]
     gin.enter_interactive_mode()
     yield
     gin.exit_interactive_mode()
     for selector in set(registry._selector_map) - known:
         registry.pop(selector)
-    for kind, names in parts.REGISTRIES.items():
-        for name in set(names) - before[kind]:
-            del names[name]
+    for names, found in before:
+        names.clear()
+        names.update(found)
 
 
 def run(title: str, cwd: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:

@@ -14,6 +14,10 @@ IN_EXAMPLES = (
     "toy_mixture.ToyMixture", "d4rl_scores.NormalizedScore", "d4rl_scores.REFERENCE_RETURNS", "d4rl_scores.normalized_score",
     "d4rl_scores.reference_returns", "pokemon.BattleError", "pokemon.OPPONENTS", "pokemon.PokemonBattle", "pokemon.ShowdownServer", "pokemon.generation",
 )  # fmt: skip
+EXPLORATION = (
+    "ExplorationWrapper", "envs.BilevelEpsilonGreedy", "envs.EpsilonGreedy", "envs.ExplorationWrapper", "envs.exploration.ExplorationWrapper",
+    "envs.builtin.tmaze_exploration.TMazeExploration",
+)  # fmt: skip
 GONE = {
     **{f"amago.envs.builtin.{name}": "`examples/support/`" for name in IN_EXAMPLES},
     "amago.envs.builtin.mazerunner.MazeRunnerGymEnv.observation": "it is an environment, no wrapper",
@@ -24,20 +28,10 @@ GONE = {
     "decoding": "`NCriticsTwoHot.use_symlog = False`, whose values are expected returns",
     "amago.nets.actor_critic.StateValues": "the same",
     "amago.ops.expectile_loss": "the same",
-    **dict.fromkeys(
-        (
-            f"amago.{n}.action_probabilities"
-            for n in (
-                "ExplorationWrapper",
-                "envs.BilevelEpsilonGreedy",
-                "envs.EpsilonGreedy",
-                "envs.ExplorationWrapper",
-                "envs.exploration.ExplorationWrapper",
-                "envs.builtin.tmaze_exploration.TMazeExploration",
-            )
-        ),
-        '"tree_backup"; Retrace was no sooner than the default on any task',
-    ),
+    **{
+        f"amago.{n}.action_probabilities": '"tree_backup"; Retrace was no sooner than the default on any task'
+        for n in EXPLORATION
+    },
     **dict.fromkeys((f"amago.data.extras.{n}" for n in ("BEHAVIOUR_LOG_PROB", "POINT_MASS")), "the same"),
     **dict.fromkeys(
         (f"amago.envs.noise.{n}" for n in ("legal_probabilities", "log_prob_of", "with_random_actions")), "the same"

@@ -153,10 +153,6 @@ def test_wrong_arguments_are_refused():
         (naming("max_env_restarts", -1), pool(max_env_restarts=-1)),
         (naming("env_mode='already_vectorized'", "make_envs", 2), pool(mode="already_vectorized")),
         (naming("make_envs", "empty"), lambda: make_pool([], "sync")),
-        (
-            naming("batched_envs=3", 5, "parallel_actors"),
-            pool(make_vector(3, SAME_STEP), mode="already_vectorized", parallel_actors=5),
-        ),
         (naming("batched_envs=3", 1, "already_vectorized"), pool(make_vector(3, SAME_STEP), mode="sync")),
         *(
             ("must have the same spaces", pool(make_counting(0), make_counting(1, kind="continuous"), mode=mode))
@@ -167,7 +163,6 @@ def test_wrong_arguments_are_refused():
         TypeError,
         (naming("exploration", "'egreedy'"), pool(exploration="egreedy")),
         (naming("make_envs[0]", "CountingEnv", "function"), pool(CountingEnv(0), mode="sync")),
-        (naming("AMAGOEnv", "CountingEnv"), pool(lambda: CountingEnv(0), mode="sync")),
     )
 
 
