@@ -5,15 +5,20 @@ A table stands between ``<!-- table: COMMAND -->`` and ``<!-- end -->``. It is t
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import re
+import runpy
 import shlex
-import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import warnings
 from pathlib import Path
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "results.md"
+sys.path.insert(0, str(ROOT))
 BLOCK = re.compile(r"(<!-- table: (.*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -27,24 +32,28 @@ def page(text: str, pictures: bool = True) -> str:
     Raises:
         RuntimeError: a command fails, or prints no table.
     """
-    commands = [command for _, command, _ in BLOCK.findall(text)]
-    with ThreadPoolExecutor(2) as pool:
-        tables = iter(list(pool.map(lambda c: _table(c, pictures), commands)))
-    return BLOCK.sub(lambda found: f"{found[1]}{next(tables)}\n{found[3]}", text)
+    return BLOCK.sub(lambda found: f"{found[1]}{_table(found[2], pictures)}\n{found[3]}", text)
 
 
 def _table(command: str, pictures: bool) -> str:
-    words = shlex.split(command if pictures else re.sub(r" --picture \S+", "", command))
-    ended = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True, cwd=ROOT)
-    if ended.returncode:
-        raise RuntimeError(f"{command} failed:\n{ended.stderr}")
-    starts = [found.start() for found in re.finditer(r"(?:^|(?<=\n\n))\|", ended.stdout)]
+    """What ``python -m MODULE ...`` prints, run in this process: starting one costs more than most tables."""
+    words = shlex.split(command if pictures else re.sub(r" --picture \S+", "", command))[2:]
+    printed = io.StringIO()
+    with mock.patch.object(sys, "argv", words), contextlib.redirect_stdout(printed), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # the module may have been imported by another
+        try:
+            runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        except SystemExit as ended:
+            if ended.code:
+                raise RuntimeError(f"{command} failed with {ended.code}") from ended
+    starts = [found.start() for found in re.finditer(r"(?:^|(?<=\n\n))\|", printed.getvalue())]
     if not starts:
-        raise RuntimeError(f"{command} printed no table, but\n{ended.stdout}")
-    return ended.stdout[starts[-1] :].strip()
+        raise RuntimeError(f"{command} printed no table, but\n{printed.getvalue()}")
+    return printed.getvalue()[starts[-1] :].strip()
 
 
 def main() -> None:
+    os.chdir(ROOT)  # paths of pictures are relative to it
     PAGE.write_text(page(PAGE.read_text()))
 
 

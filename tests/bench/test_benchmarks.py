@@ -52,11 +52,11 @@ CASES = {
     "startup": ("import amago", "first step", "idle pool"),
     "solve": ("CartPole-v1", "recall", "Meta-FrozenLake", "RoomKeyDoor", "T-Maze"),
     "scaling": ("actors", "sequences", "wide", "opening", "slice"),
-    "compiled": ("update", "policy_step"),
+    "compiled": ("policy_step",),
     "fast_paths": ("critics in blocks", "classified returns in blocks"),
     "replay_size": ("first seen", "known", "memory", "a look", "a batch, uniform, cold", "a batch, priority", "first batch, length"),
 }  # fmt: skip
-MORE = {"rollout": ("--only", "CartPole")}
+MORE = {"compiled": ("--only", "policy_step"), "rollout": ("--only", "CartPole")}
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of PyTorch's compiler

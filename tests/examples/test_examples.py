@@ -14,7 +14,8 @@ import torch
 from _pytest.mark import ParameterSet
 from run_inside import run_script
 
-from amago import cli, cli_utils
+from amago import cli_utils
+from amago.cli import demo
 from amago.run.checkpoint import CheckpointError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -134,14 +135,13 @@ def test_clones_recorded_learners(tmp_path: Path, task: str, method: str) -> Non
 
 
 def test_learns_from_a_record_alone(tmp_path: Path) -> None:
-    few = ["--epochs", "1", "--minutes", "0", "--quiet"]
-    assert cli.main(["demo", "--out", str(tmp_path / "demo_out"), *few]) == 0
-    arguments = [
-        *FEW.replace("--timesteps_per_epoch 24 ", "").split(), "--recorder", "demo_out/transformer", "--rollouts", "24",
-    ]  # fmt: skip
+    recorder = tiny.started(tmp_path, demo.make_env, name="recorder", max_seq_len=demo.HORIZON)
+    recorder.write_latest_policy()
+    recorder.close()
+    arguments = FEW.replace("--timesteps_per_epoch 24", "--no_async --recorder recorder --rollouts 24").split()
     outcome = run_script(EXAMPLES / OFFLINE, arguments, tmp_path)
     assert outcome.code == 0, outcome.text
-    assert "recorded: demo_out/transformer" in outcome.text
+    assert "recorded: recorder" in outcome.text
     assert {row["section"] for row in metrics(tmp_path)} == {"val", "buffer", "train", "test"}
     assert {row["env_steps"] for row in metrics(tmp_path)} == {0}
     recorded = files(tmp_path, "buffer/protected/*.safetensors")
@@ -235,7 +235,7 @@ IN_CONFIG = [
 @pytest.mark.parametrize(("arguments", "lines"), [(c[0], c[1:]) for c in IN_CONFIG], ids=[c[0] for c in IN_CONFIG])
 def test_settings_follow_from_arguments_and_gin_files_come_last(arguments: str, lines: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "own.gin").write_text("Experiment.lr_warmup_steps = 7\nAgent.reward_multiplier = 3.0\n")
-    run("04_tmaze.py", tmp_path, "--no_async", "--timesteps_per_epoch", "400", *arguments.split())
+    run("04_tmaze.py", tmp_path, "--no_async", "--epochs", "0", *arguments.split())
     text = (tmp_path / "tiny" / "config.txt").read_text()
     assert all(f"{line}\n" in text for line in lines)
 
