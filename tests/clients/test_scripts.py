@@ -41,7 +41,7 @@ runpy.run_path({script!r}, run_name="__main__")
 def outcomes(tmp_path_factory):
     """{script: traceback, or "" where it ran}."""
     root, folder = tmp_path_factory.mktemp("scripts"), str(HERE / "scripts")
-    pieces = {p.stem: PIECE.format(script=str(p), root=str(root / p.stem), folder=folder) for p in SCRIPTS}
+    pieces = {p.stem: {p.stem: PIECE.format(script=str(p), root=str(root / p.stem), folder=folder)} for p in SCRIPTS}
     command = [sys.executable, str(HERE.parent / "compat" / "in_fresh_processes.py")]
     done = subprocess.run(
         command, input=json.dumps(pieces), capture_output=True, text=True, env=tiny.environment(), timeout=280

@@ -1,6 +1,7 @@
-"""Run Python code, each piece in a process in which nothing of amago was imported before: ``python in_fresh_processes.py < pieces.json``.
+"""Run Python code in processes in which nothing of amago was imported before: ``python in_fresh_processes.py < processes.json``.
 
-The pieces are {name: code}; the output is {name: traceback, or "" where it ran}. This process imports what takes long, and forks.
+The input is {process: {name: code}}, where pieces of one process run in turn; the output is {name: traceback, or "" where it ran}. This process
+imports what takes long, and forks.
 """
 
 import json
@@ -10,7 +11,7 @@ import traceback
 import warnings
 
 import accelerate  # noqa: F401
-import gin  # noqa: F401
+import gin
 import gymnasium  # noqa: F401
 import numpy  # noqa: F401
 import torch
@@ -18,6 +19,7 @@ import torch
 
 def run(code: str) -> str:
     try:
+        gin.clear_config()
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
         exec(compile(code, "<fact>", "exec"), {"__name__": "fact"})
@@ -26,21 +28,21 @@ def run(code: str) -> str:
     return ""
 
 
-def forked(code: str) -> str:
+def forked(pieces: dict[str, str]) -> dict[str, str]:
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(reader)
         with os.fdopen(writer, "w") as out:
-            out.write(run(code))
+            json.dump({name: run(code) for name, code in pieces.items()}, out)
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as found:
         text = found.read()
-    return text if os.waitpid(pid, 0)[1] == 0 else text or "the process died"
+    return json.loads(text) if os.waitpid(pid, 0)[1] == 0 else dict.fromkeys(pieces, f"the process died {text}")
 
 
 if __name__ == "__main__":
     assert not any(name.partition(".")[0] == "amago" for name in sys.modules)
     torch.set_num_threads(1)
-    print(json.dumps({name: forked(code) for name, code in json.load(sys.stdin).items()}))
+    print(json.dumps({name: text for pieces in json.load(sys.stdin).values() for name, text in forked(pieces).items()}))
