@@ -40,22 +40,6 @@ def test_settings_of_the_zoo_are_those_of_the_run(run: Any, monkeypatch: pytest.
     assert agent.max_seq_len == experiment.max_seq_len
 
 
-def test_sizes_are_the_published_ones() -> None:
-    sizes = {}
-    for run in RUNS:
-        e, agent = build(run)
-        sizes[run.name] = (
-            e.max_seq_len, e.batch_size, e.parallel_actors, e.train_timesteps_per_epoch, e.epochs, type(agent).__name__,
-        )  # fmt: skip
-        assert agent.traj_encoder.emb_dim == {"tmaze_10k": 128, "metaworld_ml45": 320}.get(run.name, 256)
-    assert sizes == {
-        "tmaze_10k": (10_000, 18, 36, 10_000, 500, "Agent"),
-        "metaworld_ml45": (256, 24, 30, 1501, 500, "MultiTaskAgent"),
-        "crafter_long": (512, 18, 24, 2000, 5000, "Agent"),
-        "atari_multigame": (32, 32, 30, 1000, 10_000, "MultiTaskAgent"),
-    }
-
-
 def test_the_table_of_costs() -> None:
     costs = [long_runs.measure(run, 16, *SHORT.split()) for run in RUNS[:2]]
     for cost in costs:

@@ -181,24 +181,7 @@ def test_programs_train_with_their_part(title: str, tmp_path: Path, monkeypatch:
     (row,) = [r for r in read_metrics(next(tmp_path.glob("runs/*/metrics.jsonl")).parent) if r["section"] == "train"]
     assert row["grad_steps"] == 2
     assert np.isfinite([v for v in row["values"].values() if isinstance(v, float)]).all()
-    _check_parity(agent.traj_encoder.eval())
-
-
-@torch.no_grad()
-def _check_parity(model: Any) -> None:
-    """Acting step by step, a row reset on the way, equals reading whole sequences: true of the models shown, too."""
-    torch.manual_seed(0)
-    seq, times = torch.randn(2, 9, model.tstep_dim), torch.arange(9)[None, :, None].repeat(2, 1, 1)
-    times[1, 4:] -= 4
-    hidden, outs = model.init_hidden_state(2, "cpu"), []
-    for t in range(9):
-        if t == 4:
-            hidden = model.reset_hidden_state(hidden, np.array([False, True]))
-        out, hidden = model(seq[:, t : t + 1], times[:, t : t + 1], hidden)
-        outs.append(out)
-    got = torch.cat(outs, 1)
-    torch.testing.assert_close(got[:1], model(seq[:1], times[:1])[0], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(got[1:, 4:], model(seq[1:, 4:], times[1:, 4:])[0], rtol=1e-5, atol=1e-5)
+    amago.check_traj_encoder(agent.traj_encoder)
 
 
 def test_the_extra_fields_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,9 @@ from amago.envs.builtin.crafter import (
     goal_tokens,
 )
 from amago.envs.statistics import AMAGO_ENV_LOG_PREFIX
+from amago.hindsight import TrajectoryBuilder
 from amago.relabeling import completion_times
+from amago.spaces import action_spec
 
 crafter = pytest.importorskip("crafter", reason="Crafter is not installed: pip install 'amago[crafter]'")
 
@@ -183,23 +185,13 @@ def test_ends() -> None:
 def recorded(env: CrafterInstructions, seed: int, actions: np.ndarray) -> FrozenTraj:
     """A rollout with these actions, as it is kept."""
     obs, _ = env.reset(seed=seed)
-    seen, rews, dones, taken = [obs], [], [], []
+    traj = TrajectoryBuilder(action_spec(env.action_space), "crafter").start(obs)
     for action in actions:
         obs, reward, over, _, _ = env.step(action)
-        seen.append(obs)
-        rews.append(reward)
-        dones.append(over)
-        taken.append(np.eye(17, dtype=np.float32)[action])
+        traj.add(int(action), reward, over, obs)
         if over:
             break
-    t = len(rews)
-    rewards, vectors = np.array(rews, dtype=np.float32)[:, None], np.stack(taken)
-    rl2s = np.zeros((t + 1, 18), dtype=np.float32)
-    rl2s[1:, :1], rl2s[1:, 1:] = rewards, vectors
-    return FrozenTraj(
-        obs={key: np.stack([o[key] for o in seen]) for key in obs}, rl2s=rl2s, time_idxs=np.arange(t + 1)[:, None],
-        rews=rewards, dones=np.array(dones)[:, None], actions=vectors,
-    )  # fmt: skip
+    return traj.freeze()
 
 
 @pytest.mark.parametrize("strategy", ["some", "all"])

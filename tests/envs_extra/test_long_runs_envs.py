@@ -73,8 +73,3 @@ def test_the_command_runs(run: Any, tmp_path: Path) -> None:
     assert outcome.code == 0, outcome.text
     sections = {row["section"] for row in rows(tmp_path / run.name)}
     assert {"train", "val", "test"} <= sections
-    bound = (tmp_path / run.name / "config.txt").read_text()
-    for line in (ROOT / "amago" / "zoo" / f"{run.name}.gin").read_text().splitlines():
-        if not line.startswith("#"):
-            name, _, value = line.partition(" = ")
-            assert f"{name.rpartition('.')[0].rpartition('.')[2]}.{name.rpartition('.')[2]} = {value}" in bound

@@ -38,35 +38,23 @@ def play(env: Maze, actions: list[int]) -> list[tuple[np.ndarray, float, bool, d
     return out
 
 
-@settings(max_examples=40, deadline=None)
-@given(length=st.integers(1, 60), goal=st.sampled_from([1, -1]))
-def test_the_passive_oracle_earns_one_and_sees_the_sign_once(length: int, goal: int) -> None:
-    env = TMazePassive(length)
-    assert env.episode_length == env.horizon == length + 1
-    obs = with_goal(env, goal)
-    np.testing.assert_array_equal(obs, np.array([0, goal], dtype=np.float32))
-    steps = play(env, [RIGHT] * length + [TURN[goal]])
-    assert [s[1] for s in steps] == [0.0] * length + [1.0]
-    assert [s[2] for s in steps] == [False] * length + [True]
-    assert [s[3] for s in steps] == [{}] * length + [{f"{AMAGO_ENV_LOG_PREFIX} Success": 1.0}]
-    expected = [[0, 0]] * (length - 1) + [[1, 0], [1, goal]]
+@settings(max_examples=80, deadline=None)
+@given(length=st.integers(1, 60), goal=st.sampled_from([1, -1]), active=st.booleans())
+def test_the_oracle_earns_one_and_sees_the_sign_once(length: int, goal: int, active: bool) -> None:
+    """The sign of the active maze is a step behind the start."""
+    env = (TMazeActive if active else TMazePassive)(length)
+    plan = [LEFT] * active + [RIGHT] * (length + active) + [TURN[goal]]
+    assert env.episode_length == env.horizon == len(plan)
+    np.testing.assert_array_equal(with_goal(env, goal), np.array([0, 0 if active else goal], dtype=np.float32))
+    steps = play(env, plan)
+    before = len(plan) - 1
+    assert [s[1] for s in steps] == [0.0] * before + [1.0]
+    assert [s[2] for s in steps] == [False] * before + [True]
+    assert [s[3] for s in steps] == [{}] * before + [{f"{AMAGO_ENV_LOG_PREFIX} Success": 1.0}]
+    expected = [[0, goal]] * active + [[0, 0]] * (length - 1 + active) + [[1, 0], [1, goal]]
     np.testing.assert_array_equal(np.stack([s[0] for s in steps]), np.array(expected, dtype=np.float32))
     with pytest.raises(gym.error.ResetNeeded):
         env.step(RIGHT)
-
-
-@settings(max_examples=40, deadline=None)
-@given(length=st.integers(1, 60), goal=st.sampled_from([1, -1]))
-def test_the_active_oracle_steps_back_reads_and_earns_one(length: int, goal: int) -> None:
-    env = TMazeActive(length)
-    assert env.episode_length == env.horizon == length + 3
-    np.testing.assert_array_equal(with_goal(env, goal), np.zeros(2, dtype=np.float32))  # the sign is behind
-    steps = play(env, [LEFT] + [RIGHT] * (length + 1) + [TURN[goal]])
-    assert [s[1] for s in steps] == [0.0] * (length + 2) + [1.0]
-    assert [s[2] for s in steps] == [False] * (length + 2) + [True]
-    assert steps[-1][3] == {f"{AMAGO_ENV_LOG_PREFIX} Success": 1.0}
-    expected = [[0, goal]] + [[0, 0]] * length + [[1, 0], [1, goal]]
-    np.testing.assert_array_equal(np.stack([s[0] for s in steps]), np.array(expected, dtype=np.float32))
 
 
 @pytest.mark.parametrize("goal", [1, -1])
