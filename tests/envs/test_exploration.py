@@ -50,16 +50,6 @@ def test_schedules_against_their_formulas(ends, anneal, n, u, horizon, t):
         np.testing.assert_allclose(env.current_eps(np.array([t])), [u * expected], atol=1e-12)
 
 
-def test_defaults_are_the_published_ones():
-    env, two = make(randomize_eps=False), make(BilevelEpsilonGreedy, rollout_horizon=100, randomize_eps=False)
-    found = []
-    for env.global_step in (0, 500_000, 10**9):
-        found.append(float(env.current_eps(np.zeros(1, int))[0]))
-    for two.global_step in (0, 10**6):
-        found += [float(two.current_eps(np.array([t]))[0]) for t in (0, 100)]
-    assert found == pytest.approx([1.0, 0.525, 0.05, 1.0, 0.8, 0.05, 0.01])
-
-
 def test_state_goes_on_where_it_stopped():
     def play(env, n):
         out = []

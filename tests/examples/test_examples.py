@@ -271,13 +271,10 @@ def test_robots_on_a_device_are_those_of_the_host() -> None:
             assert not truncated.any()
 
 
-def test_robots_on_a_device_are_one_batch(tmp_path: Path) -> None:
-    run("18_point_robot.py", tmp_path, "--on_device", "--parallel_actors", "6", "--timesteps_per_epoch", "16")
+@pytest.mark.parametrize("name", ["18_point_robot.py", "04_tmaze.py"])
+def test_environments_on_a_device_are_one_batch(name: str, tmp_path: Path) -> None:
+    run(name, tmp_path, "--on_device", "--parallel_actors", "6", "--timesteps_per_epoch", "16")
     assert metrics(tmp_path)[-1]["env_steps"] % (6 * 16) == 0
-
-
-def test_mazes_on_a_device_are_one_batch(tmp_path: Path) -> None:
-    run("04_tmaze.py", tmp_path, "--on_device", "--parallel_actors", "6", "--timesteps_per_epoch", "16")
-    assert metrics(tmp_path)[-1]["env_steps"] % (6 * 16) == 0
-    assert "Average Success in tmaze_device_8" in {name for row in metrics(tmp_path) for name in row["values"]}
-    assert "leave out --active" in refusal("04_tmaze.py", tmp_path, "--on_device", "--active")
+    if name == "04_tmaze.py":
+        assert "Average Success in tmaze_device_8" in {name for row in metrics(tmp_path) for name in row["values"]}
+        assert "leave out --active" in refusal(name, tmp_path, "--on_device", "--active")
