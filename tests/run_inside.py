@@ -1,6 +1,7 @@
 """Run scripts and code blocks in this process as if they were programs of their own: importing torch again costs seconds."""
 
 import contextlib
+import importlib.util
 import io
 import os
 import runpy
@@ -20,6 +21,16 @@ class Outcome:
 
     code: int
     text: str
+
+
+def module_of(path: Path) -> Any:
+    """The module in a file that is not on the path."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @contextlib.contextmanager

@@ -1,14 +1,11 @@
 """The map of the library is that of its imports today."""
 
-import importlib.util
 from pathlib import Path
 
+from run_inside import module_of
+
 ROOT = Path(__file__).parents[2]
-SPEC = importlib.util.spec_from_file_location("make_architecture", ROOT / "docs" / "make_architecture.py")
-assert SPEC is not None
-assert SPEC.loader is not None
-make = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(make)
+make = module_of(ROOT / "docs" / "make_architecture.py")
 
 
 def test_picture_and_table_are_current() -> None:

@@ -1,11 +1,11 @@
 """The notebooks run from start to end, on a fresh kernel, and reach what their text promises."""
 
 import ast
-import importlib.util
 import re
 from pathlib import Path
 
 import pytest
+from run_inside import module_of
 
 nbformat = pytest.importorskip("nbformat")
 pytest.importorskip("nbclient")
@@ -14,9 +14,7 @@ pytest.importorskip("matplotlib")
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
-SPEC = importlib.util.spec_from_file_location("run_notebooks", ROOT / "tools" / "run_notebooks.py")
-tool = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(tool)
+tool = module_of(ROOT / "tools" / "run_notebooks.py")
 
 
 def text_of(notebook):

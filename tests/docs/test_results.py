@@ -1,14 +1,11 @@
 """The tables of docs/results.md are those of the rows in benchmarks/results/."""
 
-import importlib.util
 from pathlib import Path
 
+from run_inside import module_of
+
 ROOT = Path(__file__).resolve().parents[2]
-SPEC = importlib.util.spec_from_file_location("make_results", ROOT / "docs" / "make_results.py")
-assert SPEC is not None
-assert SPEC.loader is not None
-make_results = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(make_results)
+make_results = module_of(ROOT / "docs" / "make_results.py")
 
 
 def test_the_tables_of_results_are_current():
@@ -19,9 +16,7 @@ def test_the_tables_of_results_are_current():
 
 def test_the_first_picture_shows_what_the_readme_says(tmp_path):
     """It is drawn from the rows of runs, by a program of the repository."""
-    spec = importlib.util.spec_from_file_location("plot_adaptation", ROOT / "docs" / "plot_adaptation.py")
-    program = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(program)
+    program = module_of(ROOT / "docs" / "plot_adaptation.py")
     memory, none = (program.curve_and_rates(name)[1] for name in program.AGENTS.values())
     readme = " ".join((ROOT / "README.md").read_text().split())
     assert f"from {memory[0]:.0%} in the first attempt to {memory[-1]:.0%} in the last" in readme

@@ -1,6 +1,5 @@
 """Starting a pool, refused arguments, and what is left after closing it."""
 
-import os
 import subprocess
 import sys
 import textwrap
@@ -11,6 +10,7 @@ import gin
 import gymnasium as gym
 import numpy as np
 import pytest
+import tiny
 from counting_env import CountingEnv, make_counting, make_vector
 from fault_helpers import leaves_nothing, processes
 from messages import check_refused, naming
@@ -47,15 +47,6 @@ def test_a_pool_that_is_forgotten_is_closed():
         pool = make_pool([make_counting(0)], "async")
         pool.reset()
         del pool
-
-
-def script(tmp_path, text):
-    path = tmp_path / "program.py"
-    path.write_text(textwrap.dedent(text))
-    env = os.environ | {
-        "PYTHONPATH": os.pathsep.join([os.path.dirname(os.path.dirname(os.path.dirname(__file__))), os.getcwd()])
-    }
-    return [sys.executable, "-W", "error", str(path)], env
 
 
 PROGRAM = """
@@ -111,8 +102,9 @@ PROGRAM = """
     ],
 )
 def test_workers_import_neither_torch_nor_the_script(context, torch, end, tmp_path):
-    command, env = script(tmp_path, PROGRAM.format(context=context, torch=torch, end=end))
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    path = tmp_path / "program.py"
+    path.write_text(textwrap.dedent(PROGRAM.format(context=context, torch=torch, end=end)))
+    done = subprocess.run([sys.executable, "-W", "error", path], env=tiny.environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "torch in workers: [0.0, 0.0] actors: [8.0, 9.0]" in done.stdout
     assert "took: [7.0, 7.0]" in done.stdout
