@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from frozen.public_names import imported_in_docs
 
 import amago
 
@@ -18,7 +19,6 @@ pytest.importorskip("mkdocs", reason="the site needs the extra `docs`")
 pytest.importorskip("mkdocstrings_handlers.python", reason="the site needs the extra `docs`")
 
 ROOT = Path(__file__).parents[2]
-SOURCES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").glob("*.py"))]
 
 
 @pytest.fixture(scope="module")
@@ -54,14 +54,6 @@ def _home(module: str, name: str) -> str:
     return f"{value.__module__}.{value.__qualname__}" if hasattr(value, "__qualname__") else f"{module}.{name}"
 
 
-def _imports(path: Path) -> set[tuple[str, str]]:
-    """(module, name) of each ``from amago... import name`` in a script, or in the programs of a page."""
-    text = path.read_text(encoding="utf-8")
-    programs = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL) if path.suffix == ".md" else [text]
-    nodes = [node for program in programs for node in ast.walk(ast.parse(program)) if isinstance(node, ast.ImportFrom)]
-    return {(n.module, a.name) for n in nodes if n.module and n.module.partition(".")[0] == "amago" for a in n.names}
-
-
 def test_listed_names_have_an_entry(entries: set[str]) -> None:
     missing = []
     for module, names in _lists_of_names().items():
@@ -74,9 +66,9 @@ def test_listed_names_have_an_entry(entries: set[str]) -> None:
 
 
 def test_names_that_users_import_have_an_entry(entries: set[str]) -> None:
-    used = {pair for path in SOURCES for pair in _imports(path)}
+    used = set(imported_in_docs())
     assert len(used) > 40
-    used = {(m, n) for m, n in used if not re.search(r"\._|^amago\.cli\b", m)}
+    used = {(m, n) for m, n in used if not re.search(r"\._|^amago\.cli\b", f"{m}.{n}")}
     missing = [f"{m}.{n}" for m, n in sorted(used) if f"{m}.{n}" not in entries and _home(m, n) not in entries]
     assert not missing, "pages or examples import them, and docs/api has no entry"
 
