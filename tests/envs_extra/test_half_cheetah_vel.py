@@ -14,10 +14,6 @@ def metric(i: int, name: str) -> str:
     return f"{AMAGO_ENV_LOG_PREFIX} Attempt {i} {name}"
 
 
-def actions(n: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).uniform(-1, 1, size=(n, 6)).astype(np.float32)
-
-
 def test_it_is_half_cheetah_paid_for_another_thing() -> None:
     """Upstream's own environment, put into the same state: the same motion, and its reward tells the velocity."""
     env = HalfCheetahVel(k_episodes=2, episode_length=15, ctrl_cost_weight=0.05)
@@ -25,7 +21,7 @@ def test_it_is_half_cheetah_paid_for_another_thing() -> None:
     env.reset(seed=4)
     upstream.reset(seed=0)
     errors, total, log = [], 0.0, {}
-    for t, action in enumerate(actions(30)):
+    for t, action in enumerate(np.random.default_rng(0).uniform(-1, 1, size=(30, 6)).astype(np.float32)):
         if t % 15 == 0:
             data = env._env.unwrapped.data  # type: ignore[attr-defined]
             upstream.set_state(data.qpos, data.qvel)  # type: ignore[attr-defined]

@@ -18,10 +18,6 @@ pytest.importorskip("mazelib", reason="mazelib is not installed: pip install 'am
 WARM_UP = f"{AMAGO_ENV_LOG_PREFIX} Warm-up Return"
 
 
-def bare(env: POPGymGame) -> Any:
-    return env._env
-
-
 def test_they_are_all_of_upstream() -> None:
     assert set(GAMES) == {cls.__name__ for cls in popgym.envs.ALL}
     assert (len(GAMES), len(MULTI_DOMAIN_GAMES)) == (48, 27)
@@ -79,7 +75,7 @@ def test_mazes_depend_on_their_seed_alone() -> None:
     for env, seen in ((one, mazes[0]), (two, mazes[1])):
         env.reset(seed=11)
         for _ in range(3):
-            seen.append(str(bare(env).maze.grid))
+            seen.append(str(env._env.maze.grid))
             env.reset()
             if env is two:
                 continue

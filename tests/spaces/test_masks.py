@@ -191,8 +191,8 @@ def test_exploration_of_ones_own_obeys_too() -> None:
     assert game.illegal_moves == 0
 
 
-def nim(raise_if_illegal: bool = False) -> AMAGOEnv:
-    return AMAGOEnv(Nim(raise_if_illegal=raise_if_illegal), env_name="Nim")
+def nim() -> AMAGOEnv:
+    return AMAGOEnv(Nim(), env_name="Nim")
 
 
 def nims() -> AMAGOEnv:
