@@ -30,7 +30,7 @@ def page(text: str, pictures: bool = True) -> str:
         pictures: also draw the pictures that the commands name.
 
     Raises:
-        RuntimeError: a command fails, or prints no table.
+        RuntimeError: a command ends with an exit code other than 0, or prints no table. Its own exceptions pass.
     """
     return BLOCK.sub(lambda found: f"{found[1]}{_table(found[2], pictures)}\n{found[3]}", text)
 
