@@ -290,7 +290,7 @@ def everything(directory, rank, count):
         for _ in range(1 if at is None else 2):
             e = tiny.started(
                 directory, experiment_type=StopAt, name=name, dataset=DiskTrajDataset(directory, "one-two-one"), resume="auto",
-                seed=None if name == "drawn" else 0, batches_per_update=per_update, **LEARNS,
+                batches_per_update=per_update, **LEARNS,
             )  # fmt: skip
             e.at, at = at, None
             with contextlib.suppress(Stopped):
@@ -323,45 +323,29 @@ def compiled(directory, rank, count):
     rows = slice(rank * ROWS // count, (rank + 1) * ROWS // count)
     sent, all_reduce = [], torch.distributed.all_reduce
     counted = lambda tensor, *args, **kwargs: (sent.append(tensor.numel()), all_reduce(tensor, *args, **kwargs))[1]  # noqa: E731
-    for traj in COMPILED:
-        found = {}
-        for on in (False, True):
-            e = tiny.started(
-                directory,
-                tiny.tmaze,
-                traj,
-                Watched,
-                name=f"{traj}-{on}",
-                max_seq_len=LENGTH,
-                compile=on,
-                grad_clip=1e9,
-                lr_warmup_steps=1,
-            )
-            e.policy_aclr.train()
-            torch.manual_seed(rank)
-            counters.clear()
-            torch.distributed.all_reduce = all_reduce if on else counted
-            with torch._inductor.config.patch(fallback_random=True):  # the random numbers of code that is not compiled
-                losses = []
-                for number in range(UPDATES):
-                    sent.clear()
-                    batch = batch_of(e.actors.spaces, "discrete", number, rows)
-                    floats = {k: getattr(batch, k).float() for k in ("rl2s", "rews", "actions")}
-                    batch = dataclasses.replace(batch, obs={k: v.float() for k, v in batch.obs.items()}, **floats)
-                    losses.append(e.train_step(batch, False)["Loss"].double())
-            found[on] = {
-                "weights": tiny.weights(e),
-                "losses": torch.stack(losses),
-                "sent": list(sent),
-                "graphs": counters["stats"]["unique_graphs"],
-                "breaks": sum(counters["graph_break"].values()),
-            }
-            e.close()
-        torch.save(found, directory / f"compiled-{traj}-{rank}.pt")
-        torch._dynamo.reset()
-
-
-COMPILED = ["transformer"]
+    found = {}
+    for on in (False, True):
+        e = tiny.started(
+            directory, tiny.tmaze, "transformer", Watched, name=f"compiled-{on}", max_seq_len=LENGTH, compile=on, grad_clip=1e9, lr_warmup_steps=1
+        )  # fmt: skip
+        e.policy_aclr.train()
+        torch.manual_seed(rank)
+        counters.clear()
+        torch.distributed.all_reduce = all_reduce if on else counted
+        with torch._inductor.config.patch(fallback_random=True):  # the random numbers of code that is not compiled
+            losses = []
+            for number in range(UPDATES):
+                sent.clear()
+                batch = batch_of(e.actors.spaces, "discrete", number, rows)
+                floats = {k: getattr(batch, k).float() for k in ("rl2s", "rews", "actions")}
+                batch = dataclasses.replace(batch, obs={k: v.float() for k, v in batch.obs.items()}, **floats)
+                losses.append(e.train_step(batch, False)["Loss"].double())
+        found[on] = {
+            "weights": tiny.weights(e), "losses": torch.stack(losses), "sent": list(sent),
+            "graphs": counters["stats"]["unique_graphs"], "breaks": sum(counters["graph_break"].values()),
+        }  # fmt: skip
+        e.close()
+    torch.save(found, directory / f"compiled-{rank}.pt")
 
 
 class StopAt(amago.Experiment):

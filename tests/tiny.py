@@ -1,6 +1,7 @@
 """An `Experiment` that trains within a second, and the environments that it trains on."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -175,6 +176,14 @@ def environment():
     """Variables for a process of its own that imports this module."""
     here = str(Path(__file__).parent)
     return {**os.environ, "PYTHONPATH": os.pathsep.join([here, *filter(None, sys.path)]), "OMP_NUM_THREADS": "1"}
+
+
+def run_program(code, *words, cwd=None, **variables):
+    """What a program of its own prints, which must end well: ``python -c code words``."""
+    command = [sys.executable, "-c", code, *map(str, words)]
+    done = subprocess.run(command, env=environment() | variables, cwd=cwd, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def rows(run_dir, section=None):

@@ -11,8 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from messages import naming
 
-import amago
-from amago.envs import AMAGOEnv
 from amago.policy import Policy, describe_agent
 from amago.spaces import NonFiniteError, action_spec, obs_spec, rl2_space
 
@@ -97,34 +95,6 @@ def test_batches_in_every_form(raw, seed):
         for key, value in converted.items():
             np.testing.assert_array_equal(seen[key][:, 0], value, err_msg=str(type(form)))
     assert all(a == actions[0] for a in actions)
-
-
-# ---- environments that people know -----------------------------------------------------------------------------------------
-
-
-def test_a_trained_policy_plays_in_the_environment_itself(tmp_path):
-    def make():
-        return gym.make("FrozenLake-v1", is_slippery=False)
-
-    e = tiny.learned(
-        tmp_path, lambda: AMAGOEnv(make()), "gru", max_seq_len=10, train_timesteps_per_epoch=30, always_save_latest=True
-    )
-    e.close()
-    policy = amago.load_policy(e.run_dir, sample=False)
-    other = amago.load_policy(e.run_dir, sample=False)
-    env, beside = make(), AMAGOEnv(make())
-    obs, _ = env.reset(seed=3)
-    step, _ = beside.reset(seed=3)
-    reward = None
-    for _ in range(6):
-        action = policy.act(obs, reward)
-        assert action == other.act({k: v[0] for k, v in step.obs.items()}, reward)
-        assert env.action_space.contains(action)
-        obs, reward, terminated, truncated, _ = env.step(action)
-        step, *_ = beside.step(beside.action_spec.from_env(action)[None])
-        if terminated or truncated:
-            break
-    assert policy.raw_observation_space == env.observation_space
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 
 import gymnasium as gym
@@ -214,8 +213,7 @@ def test_parts_of_ones_own_are_named(tmp_path, run):
         "e = tiny.learned('.', agent_type=my_agents.Mine, always_save_latest=True); e.close()\n"
         "write_card(load_policy('run'), Results({'a': [1.0, 2.0]}), 'card')"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=tiny.environment() | {"PYTHONPATH": os.pathsep.join([str(tmp_path), tiny.environment()["PYTHONPATH"]])}, capture_output=True, text=True)  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    tiny.run_program(program, cwd=tmp_path)
     page = (tmp_path / "card" / "README.md").read_text()
     assert "amago.load_policy(\"DIRECTORY\", modules=['my_agents'])" in page
     assert "the Python package `my_agents` must be installed" in page

@@ -2,7 +2,6 @@
 
 import io
 import os
-import subprocess
 import sys
 import warnings
 
@@ -165,26 +164,6 @@ def test_tensorboard_shows_the_films(tmp_path):
     with image.open(io.BytesIO(shown[1].encoded_image_string)) as film:
         assert film.format == "GIF"
         assert film.n_frames > 1
-
-
-SCRIPT = """
-import sys
-from pathlib import Path
-import amago, tiny
-tiny.learned(Path(sys.argv[1]), callbacks=[amago.RecordVideo(1, suffix=".gif")], log_to_wandb=True, wandb_project="p", wandb_entity="e").close()
-"""
-
-
-def test_weights_and_biases_shows_the_films(tmp_path):
-    """In a separate process, because wandb leaves threads and warnings behind."""
-    pytest.importorskip("wandb")
-    env = {**tiny.environment(), "WANDB_MODE": "offline", "WANDB_SILENT": "true", "HOME": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path)], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    (kept,) = (tmp_path / "run" / "wandb").glob("offline-run-*/files/media/videos/val/*.gif")
-    assert kept.read_bytes() == (tmp_path / "run" / "videos" / "epoch_0001.gif").read_bytes()
 
 
 def test_a_script_films_when_asked(tmp_path):

@@ -4,13 +4,10 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from messages import refused
 from tiny import learned, started
 
 import amago
-from amago.agent import MultiTaskAgent
 from amago.run.learner import WeightAverage
-from amago.run.settings import SettingsError
 
 DECAY = 0.6
 
@@ -55,14 +52,12 @@ def assert_is_average(found, history, names):
         np.testing.assert_allclose(found[name], mean, rtol=1e-5, atol=1e-7)
 
 
-@pytest.fixture(scope="module", params=["agent", "multitask"])
-def run(request, tmp_path_factory):
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
     """Three epochs of four updates, with the weights before the first update."""
-    kind = {"agent": amago.Agent, "multitask": MultiTaskAgent}[request.param]
-    root = tmp_path_factory.mktemp(request.param)
-    tiny.config.bind(tiny.TWO_HOT)
+    root = tmp_path_factory.mktemp("averaged")
     e = started(
-        root, tiny.tmaze, "transformer", Watched, agent_type=kind, ema_decay=DECAY, epochs=3, val_interval=1, ckpt_interval=1,
+        root, tiny.tmaze, "transformer", Watched, ema_decay=DECAY, epochs=3, val_interval=1, ckpt_interval=1,
         always_save_latest=True, train_batches_per_epoch=4, learning_rate=1e-2, keep_training_states=None,
     )  # fmt: skip
     e.history.append(tiny.weights(e))
@@ -149,9 +144,3 @@ def test_weights_that_are_loaded_begin_the_average_anew(tmp_path):
     for found in both(e):
         assert not tiny.differing(acting, found)
     e.close()
-
-
-@pytest.mark.parametrize("value", [1.0, -0.1, float("nan")])
-def test_the_decay_is_checked(tmp_path, value):
-    with refused(SettingsError, "ema_decay", value, "a number in [0, 1)"):
-        started(tmp_path, ema_decay=value)

@@ -12,7 +12,6 @@ from tiny import EPISODE, experiment, learned, rows, started
 
 import amago
 from amago.run import checkpoint
-from amago.run.callbacks import MOMENTS
 from amago.run.checkpoint import load_weight_file
 from amago.run.group import Stopped
 from amago.run.metric_names import AVERAGE_RETURN, ROLLOUT_LENGTH, STEPS_PER_SECOND, UPDATES_PER_SECOND
@@ -137,7 +136,7 @@ def test_a_callback_may_end_the_run(tmp_path):
     assert e.epoch == 5
 
 
-@pytest.mark.parametrize("moment", [m for m in MOMENTS if m not in ("on_close", "on_exception")])
+@pytest.mark.parametrize("moment", ["on_start", "before_update", "on_step", "on_epoch_end", "on_save_checkpoint", "on_log"])
 def test_exceptions_are_not_swallowed(tmp_path, moment):
     def fail(self, *args):
         raise ZeroDivisionError(moment)
@@ -348,13 +347,9 @@ class KilledAfter(tiny.StopAfter):
             killed()
 
 
-@pytest.mark.parametrize("mode", ["max", "min"])
-def test_a_kill_does_not_cost_the_best_weights(tmp_path, mode):
-    sign = {"max": 1.0, "min": -1.0}[mode]
-
+def test_a_kill_does_not_cost_the_best_weights(tmp_path):
     def run(returns, *callbacks, **options):
-        returns = [sign * r for r in returns]
-        keep = amago.KeepBest(mode=mode)
+        keep = amago.KeepBest()
         options = {"val_interval": 1, "ckpt_interval": 4, "epochs": 8} | options
         return started(tmp_path, experiment_type=scripted(returns), callbacks=[keep, *callbacks], **options), keep
 
@@ -365,7 +360,7 @@ def test_a_kill_does_not_cost_the_best_weights(tmp_path, mode):
     best = tmp_path / "run" / "ckpts" / "best" / "policy.pt"
     before = best.read_bytes()
     e, keep = run([4.1, 4.6, 4.2], resume="auto")
-    assert (e.epoch, keep.best) == (5, sign * 9.0), "the training state is older than the best weights"
+    assert (e.epoch, keep.best) == (5, 9.0), "the training state is older than the best weights"
     e.learn()
     e.close()
     assert best.read_bytes() == before

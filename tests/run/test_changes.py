@@ -30,19 +30,18 @@ def resumed(root, **fields):
 
 # another value of each field, but for those that a test below changes
 OTHER = {
-    "mixed_precision": "bf16", "max_seq_len": EPISODE - 1,     "val_timesteps_per_epoch": 9,     "make_train_env": other_tmaze,
-    "make_val_env": other_tmaze, "parallel_actors": 3, "env_mode": "async",     "async_env_mp_context": "fork",
-    "sample_actions": False,     "force_reset_train_envs_every": 3, "wandb_project": "p", "wandb_entity": "e",
-    "wandb_group_name": "g", "verbose": False,     "log_interval": 7, "traj_save_len": 50, "has_dset_edit_rights": False,
-    "stagger_traj_file_lengths": False,     "save_trajs_as": "npz-compressed", "padded_sampling": "both", "dloader_workers": 1,
-    "start_learning_at_epoch": 1,     "start_collecting_at_epoch": 1, "train_timesteps_per_epoch": 6,
-    "train_batches_per_epoch": 3, "val_interval": 5,     "ckpt_interval": 2, "always_save_latest": True,
-    "always_load_latest": True, "batch_size": 3, "batches_per_update": 2,     "learning_rate": 0.5, "critic_loss_weight": 2.0,
-    "lr_warmup_steps": 9, "grad_clip": 0.5, "l2_coeff": 0.25,     "sample_actions_train": False, "sample_actions_val": False,
-    "lr_cooldown": 0.5, "log_to_tensorboard": True, "env_workers": 1, "env_step_timeout": 5.0,     "max_env_restarts": 3,
-    "keep_training_states": 4, "cut_short_trajectories": True,     "val_episodes": 2,
-    "share_buffer": True,     "actor_learning_rate": 0.5, "critic_learning_rate": 0.5,
-    "ema_decay": 0.5,     "progress": "plain", "callbacks": [amago.Callback()],
+    "mixed_precision": "bf16", "max_seq_len": EPISODE - 1, "val_timesteps_per_epoch": 9, "make_train_env": other_tmaze,
+    "make_val_env": other_tmaze, "parallel_actors": 3, "env_mode": "async", "async_env_mp_context": "fork",
+    "sample_actions": False, "force_reset_train_envs_every": 3, "wandb_project": "p", "wandb_entity": "e",
+    "wandb_group_name": "g", "verbose": False, "log_interval": 7, "traj_save_len": 50, "has_dset_edit_rights": False,
+    "stagger_traj_file_lengths": False, "save_trajs_as": "npz-compressed", "padded_sampling": "both", "dloader_workers": 1,
+    "start_learning_at_epoch": 1, "start_collecting_at_epoch": 1, "train_timesteps_per_epoch": 6, "train_batches_per_epoch": 3,
+    "val_interval": 5, "ckpt_interval": 2, "always_save_latest": True, "always_load_latest": True, "batch_size": 3,
+    "batches_per_update": 2, "learning_rate": 0.5, "critic_loss_weight": 2.0, "lr_warmup_steps": 9, "grad_clip": 0.5,
+    "l2_coeff": 0.25, "sample_actions_train": False, "sample_actions_val": False, "lr_cooldown": 0.5,
+    "log_to_tensorboard": True, "env_workers": 1, "env_step_timeout": 5.0, "max_env_restarts": 3, "keep_training_states": 4,
+    "cut_short_trajectories": True, "val_episodes": 2, "share_buffer": True, "actor_learning_rate": 0.5,
+    "critic_learning_rate": 0.5, "ema_decay": 0.5, "progress": "plain", "callbacks": [amago.Callback()],
 }  # fmt: skip
 
 

@@ -15,8 +15,8 @@ import amago
 from amago import config
 from amago.cli_utils import switch_async_mode
 from amago.envs import AMAGOEnv
-from amago.envs.exploration import BilevelEpsilonGreedy, EpsilonGreedy
-from amago.loading import DiskTrajDataset, MixtureOfDatasets
+from amago.envs.exploration import BilevelEpsilonGreedy
+from amago.loading import DiskTrajDataset
 from amago.run import checkpoint
 from amago.run.checkpoint import CheckpointError, load_weight_file, save_weights
 from amago.run.settings import SettingsError
@@ -68,8 +68,11 @@ def assert_same(a, b):
 # ---- exact ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fields", [{}, {"batches_per_update": 4}, {"dloader_workers": 2}], ids=str)
-def test_twelve_updates_equal_six_and_six_more(tmp_path, fields):
+def test_twelve_updates_equal_six_and_six_more(tmp_path):
+    fields = {
+        "batches_per_update": 4,
+        "dloader_workers": 2,
+    }  # a state between two batches of an update, beside readers that are ahead
     fill(tmp_path)
     whole = offline(tmp_path, 2, ckpt_interval=None, **fields)
     whole.learn()
@@ -82,7 +85,7 @@ def test_twelve_updates_equal_six_and_six_more(tmp_path, fields):
     assert second.epoch == 1
     second.learn()
     assert_same(expected, everything(second))
-    assert whole.learner.grad_steps == 12 // fields.get("batches_per_update", 1)
+    assert whole.learner.grad_steps == 3
 
 
 def test_loading_brings_everything_back_also_in_a_process_without_a_seed(tmp_path):
@@ -333,10 +336,9 @@ def test_weights_of_old_files_and_of_others_are_read_and_ours_are_checked(tmp_pa
         load_weight_file(ours)
 
 
-@pytest.mark.parametrize("exploration", [EpsilonGreedy, BilevelEpsilonGreedy])
-def test_one_process_collects_and_another_learns(tmp_path, exploration):
+def test_one_process_collects_and_another_learns(tmp_path):
     config.bind({"BilevelEpsilonGreedy.rollout_horizon": EPISODE})
-    fields = {"exploration_wrapper_type": exploration, "val_interval": 1}
+    fields = {"exploration_wrapper_type": BilevelEpsilonGreedy, "val_interval": 1}
     collector = switch_async_mode(experiment(tmp_path, seed=1, **fields), "collect")
     collector.epochs = 1
     collector.start()
@@ -418,38 +420,6 @@ def test_the_weights_may_not_be_what_is_overwritten(tmp_path):
     assert not tiny.differing(tiny.weights(e), tiny.weights(again))
 
 
-def test_offline_to_online(tmp_path):
-    """Learn from a recording, then begin a new run with these weights that also collects."""
-    learned(tmp_path, name="recorded", train_batches_per_epoch=0, exploration_wrapper_type=None).close()
-    recorded = tmp_path / "recorded" / "buffer"
-    (recorded / "protected").rmdir() if (recorded / "protected").is_dir() else None
-    (recorded / "fifo").rename(recorded / "protected")
-    source = lambda: DiskTrajDataset(tmp_path, "recorded")  # noqa: E731
-    offline = learned(tmp_path, name="offline", dataset=source(), start_collecting_at_epoch=float("inf"), ckpt_interval=1)
-    assert offline.env_steps == 0
-    offline.close()
-    both = MixtureOfDatasets([source(), DiskTrajDataset(tmp_path, "online")], [0.5, 0.5], collect_into=1)
-    online = started(tmp_path, name="online", dataset=both, init_from=offline.run_dir)
-    assert not tiny.differing(tiny.weights(offline), tiny.weights(online))
-    online.learn()
-    assert online.env_steps == 24
-    assert np.isfinite(tiny.rows(online.run_dir, "train")[-1]["values"]["Critic Loss"])
-
-
-KEEPERS = {
-    "average": ({}, {"ema_decay": 0.6}, {}),
-    "scale": ({"Agent.rescale_critics": True}, {}, {}),
-    "temperature": ({"Agent.entropy_target": 0.3}, {}, {}),
-    "targets": ({"Agent.tau": 0.3, "Agent.use_target_actor": False}, {}, {}),
-    "several batches": ({}, {"batches_per_update": 2}, {}),
-    "warmup": ({}, {"lr_cooldown": 0.5, "actor_learning_rate": 1e-2}, {}),
-    "exploration": ({"BilevelEpsilonGreedy.rollout_horizon": 20}, {"exploration_wrapper_type": BilevelEpsilonGreedy}, {}),
-    "priorities": ({}, {}, {"sampling": "priority"}),
-    "input norm": ({"FFTstepEncoder.normalize_inputs": False}, {}, {}),
-}
-TOGETHER = [tuple(KEEPERS)]
-
-
 class Slope(gym.Env):
     """Fourteen steps without chance; the reward is 40 on one side, so that the critics' scale is not 1."""
 
@@ -471,18 +441,14 @@ def slope():
     return AMAGOEnv(Slope(), env_name="Slope")
 
 
-def run(root, names, stop_after=None, **fields):
+def run(root, stop_after=None, bindings=None, sampling="uniform", **fields):
     """Four epochs, or those up to ``stop_after``."""
-    bindings, dataset = {}, {}
-    for name in names:
-        bindings |= KEEPERS[name][0]
-        fields |= KEEPERS[name][1]
-        dataset |= KEEPERS[name][2]
     config.clear()
-    config.bind(bindings)
+    config.bind(bindings or {})
     return tiny.learned(
-        root, slope, dataset=DiskTrajDataset(root, "run", **dataset), epochs=4, train_timesteps_per_epoch=40, callbacks=[tiny.StopAfter(stop_after)],
-        train_batches_per_epoch=3, ckpt_interval=1, force_reset_train_envs_every=1, learning_rate=1e-2, **fields,
+        root, slope, dataset=DiskTrajDataset(root, "run", sampling=sampling), epochs=4, train_timesteps_per_epoch=40,
+        train_batches_per_epoch=3, ckpt_interval=1, force_reset_train_envs_every=1, learning_rate=1e-2,
+        callbacks=[tiny.StopAfter(stop_after)], **fields,
     )  # fmt: skip
 
 
@@ -496,15 +462,25 @@ def state(e):
     return found
 
 
-@pytest.mark.parametrize("names", [*((name,) for name in KEEPERS), *TOGETHER], ids="+".join)
-def test_a_resumed_run_equals_one_that_was_not_interrupted(tmp_path, names):
-    e = run(tmp_path / "straight", names)
+SCALED = {"Agent.rescale_critics": True}
+EVERYTHING = {  # that has a state of its own, or changes one
+    "bindings": SCALED | {
+        "Agent.entropy_target": 0.3, "Agent.tau": 0.3, "Agent.use_target_actor": False, "FFTstepEncoder.normalize_inputs": False,
+        "BilevelEpsilonGreedy.rollout_horizon": 20,
+    },
+    "ema_decay": 0.6, "batches_per_update": 2, "lr_cooldown": 0.5, "actor_learning_rate": 1e-2, "sampling": "priority",
+    "exploration_wrapper_type": BilevelEpsilonGreedy,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", [{}, EVERYTHING], ids=["defaults", "everything"])
+def test_a_resumed_run_equals_one_that_was_not_interrupted(tmp_path, fields):
+    e = run(tmp_path / "straight", **fields)
     straight = state(e)
-    if "scale" in names:
-        assert e.policy.critics.output_scale > 1
+    assert not fields or e.policy.critics.output_scale > 1
     e.close()
-    run(tmp_path / "halved", names, 2).close()
-    e = run(tmp_path / "halved", names, resume="auto")
+    run(tmp_path / "halved", 2, **fields).close()
+    e = run(tmp_path / "halved", resume="auto", **fields)
     assert not tiny.differing(straight, state(e))
 
 
@@ -512,20 +488,19 @@ def test_a_resumed_run_equals_one_that_was_not_interrupted(tmp_path, names):
 def test_reading_back_what_a_run_has_published_does_not_change_what_is_trained(tmp_path, agent_type):
     """Published weights are the average; training goes on from the trained ones, also after a resume."""
     fields = {"always_save_latest": True, "ema_decay": 0.6, "agent_type": agent_type}
-    straight = state(run(tmp_path / "alone", (), **fields))
-    run(tmp_path / "reading", (), 2, **fields, always_load_latest=True).close()
-    e = run(tmp_path / "reading", (), **fields, always_load_latest=True, resume="auto")
+    straight = state(run(tmp_path / "alone", **fields))
+    run(tmp_path / "reading", 2, **fields, always_load_latest=True).close()
+    e = run(tmp_path / "reading", **fields, always_load_latest=True, resume="auto")
     assert not tiny.differing(straight, state(e))
     e.read_latest_policy()
     assert not tiny.differing(straight, state(e))
 
 
 def test_weights_without_a_scale_begin_a_run_with_one(tmp_path):
-    e = run(tmp_path, (), 1, always_save_latest=True)
+    e = run(tmp_path, 1, always_save_latest=True)
     plain = tiny.weights(e)
     e.close()
-    e = tiny.started(tmp_path, slope, name="other", init_from=tmp_path / "run")
-    config.bind({"Agent.rescale_critics": True})
+    config.bind(SCALED)
     e = tiny.started(tmp_path, slope, name="scaled", init_from=tmp_path / "run")
     scaled = tiny.weights(e)
     assert scaled["critics.output_scale"] == scaled["target_critics.output_scale"] == 1.0
@@ -534,7 +509,7 @@ def test_weights_without_a_scale_begin_a_run_with_one(tmp_path):
 
 def test_a_partial_state_dict_changes_nothing_else(tmp_path):
     """`load_state_dict` with strict=False, as clients call it, leaves the scale as it is."""
-    e = run(tmp_path, ("scale",), 1)
+    e = run(tmp_path, 1, SCALED)
     before = tiny.weights(e)
     e.policy.load_state_dict({k: v for k, v in before.items() if k.startswith("actor.")}, strict=False)
     assert not tiny.differing(before, tiny.weights(e))

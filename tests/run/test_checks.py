@@ -32,7 +32,7 @@ def never():
 def test_everything_wrong_is_listed_at_once_with_its_value(tmp_path):
     wrong = {
         "batch_size": True, "env_mode": "fast", "learning_rate": "1e-4", "agent_type": None, "resume": "maybe", "val_interval": -2,
-        "dloader_workers": -1, "sample_actions_val": 1, "run_name": "..", "traj_save_len": 0,
+        "dloader_workers": -1, "sample_actions_val": 1, "run_name": "..", "traj_save_len": 0, "ema_decay": 1.0,
     }  # fmt: skip
     with pytest.raises(SettingsError) as err:
         experiment(tmp_path, never, **wrong).start()

@@ -19,9 +19,13 @@ def buffer(tmp_path_factory):
     return e.run_dir / "buffer" / "fifo"
 
 
-@pytest.mark.parametrize("agent_type", [Agent, MultiTaskAgent])
-@pytest.mark.parametrize("given", [None, binary_filter, leaky_relu_filter])
-@pytest.mark.parametrize("folder", ["protected", "fifo"])
+@pytest.mark.parametrize(
+    ("agent_type", "given", "folder"),
+    [
+        (Agent, None, "protected"), (MultiTaskAgent, None, "protected"), (Agent, None, "fifo"),
+        (MultiTaskAgent, binary_filter, "protected"), (Agent, leaky_relu_filter, "protected"),
+    ],
+)  # fmt: skip
 def test_records_are_imitated_by_weights_unless_a_filter_is_given(tmp_path, buffer, capsys, agent_type, given, folder):
     shutil.copytree(buffer, tmp_path / "run" / "buffer" / folder)
     settings = {}

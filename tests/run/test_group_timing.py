@@ -30,11 +30,11 @@ class Unsliced(GRUTrajEncoder):
         raise NotImplementedError("no idea")
 
 
-MODELS = tiny.TRAJ | {"new memory": Fresh, "unsliced": Unsliced}
+MODELS = {"gru": GRUTrajEncoder, "transformer": tiny.TRAJ["transformer"], "new memory": Fresh, "unsliced": Unsliced}
 
 
 def agent(model):
-    made = tiny.agent(tiny.pendulum(), MODELS[model], bindings=tiny.MAMBA)
+    made = tiny.agent(tiny.pendulum(), MODELS[model])
     with torch.no_grad():
         for p in made.parameters():
             p.add_(0.2 * torch.randn_like(p))
@@ -62,7 +62,7 @@ def scripted(policy, *pattern, **options):
 @pytest.mark.parametrize("model", MODELS)
 def test_actions_do_not_depend_on_the_timing(model):
     policy, found, acted = agent(model), {}, {}
-    for name, pattern in {"turns": [False], "together": [True], "both": [True, True, False, True, False, False, False]}.items():
+    for name, pattern in {"turns": [False], "both": [True, True, False, True, False, False, False]}.items():
         with scripted(policy, *pattern) as (loop, sizes):
             seen = []
             for steps in (11, 12):  # memory goes on in the next run
@@ -70,9 +70,8 @@ def test_actions_do_not_depend_on_the_timing(model):
                 seen.append(np.concatenate((loop.pool.obs["observation"], loop.pool.rl2s), axis=1))
         found[name], acted[name] = np.stack(seen), set(sizes)
     assert acted["turns"] == {2, 3}
-    assert acted["together"] == ({2, 3} if model == "unsliced" else {5})
-    for name in ("together", "both"):
-        np.testing.assert_allclose(found[name], found["turns"], rtol=1e-3, atol=1e-3)
+    assert acted["both"] == ({2, 3} if model == "unsliced" else {2, 3, 5})
+    np.testing.assert_allclose(found["both"], found["turns"], rtol=1e-3, atol=1e-3)
 
 
 def test_memory_from_outside_is_taken_in_turns():

@@ -6,7 +6,6 @@ import csv
 import importlib.util
 import json
 import math
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -113,13 +112,12 @@ def test_curves_of_tensorboard_go_on_over_a_resume(tmp_path):
 
 
 SCRIPT = """
-import sys, tiny
+import sys, amago, tiny
 from pathlib import Path
 import numpy as np
 from amago.run import video
-root = Path(sys.argv[1])
-e = tiny.learned(root, log_to_wandb=True, val_interval=1, wandb_project="p", wandb_group_name="g")
-e.close()
+root, films = Path(sys.argv[1]), amago.RecordVideo(1, suffix=".gif")
+tiny.learned(root, log_to_wandb=True, val_interval=1, wandb_project="p", wandb_group_name="g", callbacks=[films]).close()
 (root / "demo").mkdir()
 path = video.write_video([np.full((8, 8, 3), i, np.uint8) for i in (0, 255)], root / "demo" / "a.gif", 4)
 video.log_to_wandb(root / "demo", "eval/video", path)
@@ -129,21 +127,17 @@ video.log_to_wandb(root / "demo", "eval/video", path)
 def test_weights_and_biases_offline(tmp_path):
     """In a separate process, because wandb leaves threads and warnings behind."""
     offline = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "HOME": str(tmp_path), "AMAGO_WANDB_ENTITY": "me"}
-    env = tiny.environment() | offline
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path)], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
+    tiny.run_program(SCRIPT, tmp_path, cwd=tmp_path, **offline)
     (log,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
     identity = json.loads((tmp_path / "run" / "settings.json").read_text())["id"]
     assert log.stem == f"run-{identity}", "a process that resumes the run goes on with this one"
     content = log.read_bytes()
     names = "Critic Loss", "val/Number of Rollouts", "rollout/Steps per Second", "total_frames-TMaze", "amago.agent.Agent.tau"
     assert all(name.encode() in content for name in names)
-    film = tmp_path / "demo"
-    (kept,) = (film / "wandb").glob("offline-run-*/files/media/videos/eval/*.gif")
-    assert kept.read_bytes() == (film / "a.gif").read_bytes()
-    (log,) = (film / "wandb").glob("offline-run-*/*.wandb")
+    for where, section, film in (("run", "val", "run/videos/epoch_0001.gif"), ("demo", "eval", "demo/a.gif")):
+        (kept,) = (tmp_path / where / "wandb").glob(f"offline-run-*/files/media/videos/{section}/*.gif")
+        assert kept.read_bytes() == (tmp_path / film).read_bytes()
+    (log,) = (tmp_path / "demo" / "wandb").glob("offline-run-*/*.wandb")
     assert b"demo-eval" in log.read_bytes()
 
 
@@ -205,9 +199,7 @@ def test_a_logger_gets_all_rows_without_a_network(tmp_path, name):
     if importlib.util.find_spec(name) is None:
         pytest.skip(f"{name} is not installed")
     own = {"HOME": str(tmp_path), "TRACKIO_DIR": str(tmp_path / "trackio"), "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/m.db"}
-    command = [sys.executable, "-c", OFFLINE, str(tmp_path), name]
-    done = subprocess.run(command, env=tiny.environment() | own, cwd=tmp_path, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr
+    tiny.run_program(OFFLINE, tmp_path, name, cwd=tmp_path, **own)
 
 
 CURVES = {"memory": [(0, 0.1), (10_000, 0.5), (20_000, 0.9)], "none": [(20_000, 0.2), (0, 0.1), (10_000, 0.15)]}

@@ -215,34 +215,25 @@ def trainer(root, traj="ff", make_env=tiny.pendulum, **fields):
     return e
 
 
-@pytest.mark.parametrize("value", [NAN, INF])
-@pytest.mark.parametrize("place", ["obs", "rl2s", "rews", "actions"])
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [("obs", NAN), ("rl2s", NAN), ("rews", NAN), ("rews", INF), ("actions", NAN), ("obs", INF), ("actions", INF)],
+)
 def test_an_update_on_a_poisoned_batch_is_skipped_bit_for_bit(buffer, place, value):
     e = trainer(buffer, "transformer")
     good = e.train_dloader.draw(0)
     e.train_step(good, log_step=False)
-    trained = [p.detach().clone() for p in e.policy.trainable_params]
-    targets = [p.detach().clone() for m in (e.policy.target_critics, e.policy.target_actor) for p in m.parameters()]
-    moments = [{k: v.clone() for k, v in s.items()} for s in e.optimizer.state.values()]
-    if place == "actions" and value == INF:
-        metrics = e.train_step(poisoned(good, place, value), log_step=True)  # clamped to the end of its range: a valid action
-        assert metrics["Skipped Updates"] == 0
-        return
-    metrics = e.train_step(poisoned(good, place, value), log_step=True)
-    if metrics["Skipped Updates"] == 0:  # an infinite input may be clamped by the normalisation: then nothing may be spoilt
-        assert value == INF
-        assert place in ("obs", "rl2s")
-    else:
-        assert metrics["Skipped Updates"] == 1.0
-        assert e.learner.grad_steps == 1
-        assert all(p.equal(q) for p, q in zip(e.policy.trainable_params, trained, strict=True))
-        now = [p for m in (e.policy.target_critics, e.policy.target_actor) for p in m.parameters()]
-        assert all(p.equal(q) for p, q in zip(now, targets, strict=True))
-        for state, before in zip(e.optimizer.state.values(), moments, strict=True):
-            assert all(state[k].equal(before[k]) for k in before)
+    before, moments = tiny.weights(e), [{k: v.clone() for k, v in s.items()} for s in e.optimizer.state.values()]
+    skipped = e.train_step(poisoned(good, place, value), log_step=True)["Skipped Updates"]
+    if value != INF or place == "rews":  # other infinite numbers may be clamped
+        assert (skipped, e.learner.grad_steps) == (1.0, 1)
+        trained = {name for name, _ in e.policy.named_parameters()}
+        assert not trained & set(tiny.differing(before, tiny.weights(e))), "targets included"
+        for state, kept in zip(e.optimizer.state.values(), moments, strict=True):
+            assert all(state[k].equal(kept[k]) for k in kept)
     assert all(v.isfinite().all() for v in tiny.weights(e).values() if v.is_floating_point())
     e.train_step(good, log_step=False)
-    assert e.learner.grad_steps == 2 + (metrics["Skipped Updates"] == 0)
+    assert e.learner.grad_steps == 2 + (skipped == 0)
     e.close()
 
 
