@@ -76,7 +76,7 @@ test-sim: install
 	  $(BIN)/python -m pytest -n 2 -p pytest_simcuda -m gpu tests/gpu; fi
 
 test-faults: install
-	AMAGO_FAULTS=long OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults -s
+	AMAGO_FAULTS=long OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults tests/launch -s
 
 $(ENVS_STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(ENVS)

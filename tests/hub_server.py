@@ -104,8 +104,6 @@ class _Handler(BaseHTTPRequestHandler):
             return True
         return False
 
-    # ---- what the Hub offers ------------------------------------------------------------------------------------------------
-
     def create(self, body: bytes) -> None:
         asked = json.loads(body)
         name = "/".join(filter(None, [asked.get("organization"), asked["name"]]))

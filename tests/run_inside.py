@@ -107,6 +107,21 @@ def run_amago(arguments: Sequence[str], cwd: Path, env: Mapping[str, str] | None
     return Outcome(code, text.getvalue())
 
 
+def refusal(capsys: Any, *arguments: str) -> str:
+    """What ``amago arguments`` says as it ends with code 2, without a traceback."""
+    from amago.cli import main
+
+    capsys.readouterr()
+    try:
+        code = main(list(arguments))
+    except SystemExit as stop:
+        code = stop.code
+    said = capsys.readouterr().err
+    assert code == 2, said
+    assert "Traceback" not in said
+    return said
+
+
 def _exit_code(stop: SystemExit, text: io.StringIO) -> int:
     if stop.code is None or isinstance(stop.code, int):
         return stop.code or 0

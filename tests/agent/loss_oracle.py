@@ -70,8 +70,6 @@ class Oracle:
     trace_lambda: float = 0.95
     temperature: list | None = None
 
-    # ---- networks
-
     def policy_vector(self, params, s):
         """Parameters (G, P) of the policies at a state (D,)."""
         x = leaky(params["actor.base.in_layer.weight"] @ s + params["actor.base.in_layer.bias"])
@@ -102,8 +100,6 @@ class Oracle:
             return (values * a).sum()[None]
         horizon = symlog(1.0 / torch.clamp(1.0 - torch.tensor(self.gammas[g]), 1e-6, 1.0))[None]
         return self.critic(params, c, torch.cat((s, horizon, a + (a.clamp(-0.999, 0.999) - a).detach())))
-
-    # ---- policies
 
     def clip(self, p):
         p = p.clamp(0.001, 0.99)
@@ -165,8 +161,6 @@ class Oracle:
     def bonus(self, vec, g, noises):
         """What a state is worth by the entropy of its policy."""
         return 0.0 if self.temperature is None else self.temperature[g] * self.entropy(vec, noises)
-
-    # ---- returns
 
     def value(self, out):
         """The quantity that is averaged and compared: raw outputs, or decoded distributions."""
@@ -267,8 +261,6 @@ class Oracle:
         for g in range(len(self.gammas)):
             new["w"][g] = before["w"][g] * old[g] / self.sigma(g)
             new["b"][g] = (old[g] * before["b"][g] + before["mu"][g] - new["mu"][g]) / self.sigma(g)
-
-    # ---- losses
 
     def losses(self, data, draws_pi, draws_next, draws_taken=None):
         """Mean losses of actor and critics over the real transitions. ``draws_taken``: critics that value the actions of the data."""

@@ -1,6 +1,6 @@
 """Targets equal a hand-written oracle, whichever way a rollout ends and whichever way its numbers travel.
 
-The oracle knows the environment's rules and nothing else: which reward comes at which time, when an episode ends and how. The
+The oracle knows the rules of `CountingEnv` and nothing else: which reward comes at which time, when an episode ends and how. The
 targets come from what went through pool, recorder, disk, slicing, padding and batching.
 """
 
@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from counting_env import CountingEnv, length_of, reward_of
 
 from amago import ops
 from amago.envs import AMAGOEnv, make_pool
@@ -26,62 +27,34 @@ def ending(actor, episode):
     return list(ENDINGS.values())[(actor + episode) % 3]
 
 
-def length(actor, episode):
-    return 2 + (3 * actor + 5 * episode) % 7
-
-
-def reward(actor, episode, t):
-    """Of the step that leads to time t; exact in float32."""
-    return 0.5 * t - 3.0 * actor + 0.25 * episode
-
-
 def value(t, actor, episode):
     """What a state is worth; exact in float64."""
     return 10.0 + 1.25 * t - 0.5 * actor + 0.125 * episode
 
 
-class Rules(gym.Env):
-    """Observation: [t, actor, episode]."""
-
-    observation_space = gym.spaces.Box(-np.inf, np.inf, (3,))
-    action_space = gym.spaces.Discrete(2)
-
-    def __init__(self, actor):
-        self.actor, self.episode, self.t = actor, -1, 0
-
-    def _obs(self):
-        return np.array([self.t, self.actor, self.episode], np.float32)
-
-    def reset(self, *, seed=None, options=None):
-        self.episode, self.t = self.episode + 1, 0
-        return self._obs(), {}
+class Rules(CountingEnv):
+    """Episodes end in each of the ways."""
 
     def step(self, action):
-        self.t += 1
-        last = self.t == length(self.actor, self.episode)
-        terminated, truncated = ending(self.actor, self.episode) if last else (False, False)
-        return self._obs(), reward(self.actor, self.episode, self.t), terminated, truncated, {}
+        obs, reward, terminated, truncated, info = super().step(action)
+        ends = ending(self.actor, self.episode) if terminated or truncated else (False, False)
+        return obs, reward, *ends, info
 
 
-def oracle(actor, episode, start, stop, n, gamma, worth=value, scale=1.0):
-    """n-step targets of the transitions [start, stop) of an episode, one by one, in float64.
-
-    Args:
-        worth: (t, actor, episode) -> value of that state.
-        scale: of rewards.
-    """
-    end, (terminates, _) = length(actor, episode), ending(actor, episode)
+def oracle(actor, episode, start, stop, n, gamma):
+    """n-step targets of the transitions [start, stop) of an episode, one by one, in float64."""
+    end, (terminates, _) = length_of(actor, episode), ending(actor, episode)
     targets = []
     for t in range(start, stop):
         total, discount, now = 0.0, 1.0, t
         for _ in range(n):
             now += 1
-            total += discount * scale * reward(actor, episode, now)
+            total += discount * reward_of(actor, episode, now)
             discount *= gamma
             if now == stop:
                 break
         if not (now == end and terminates):
-            total += discount * worth(now, actor, episode)
+            total += discount * value(now, actor, episode)
         targets.append(total)
     return np.array(targets)
 
@@ -117,7 +90,7 @@ def opened(root, max_seq_len, padded_sampling="none"):
 def check(samples, n):
     """Targets of a batch against the oracle; returns how the episodes ended whose last transition was among them."""
     batch = collate(samples)
-    obs = batch.obs["observation"].double()
+    obs = batch.obs["count"][..., :3].double()
     worth = value(*obs.unbind(-1))[:, 1:, None, None].expand(-1, -1, len(GAMMAS), 1)
     targets = ops.n_step_return(
         batch.rews.double()[..., None], batch.dones[..., None], worth, torch.tensor(GAMMAS).double()[:, None],
@@ -125,12 +98,12 @@ def check(samples, n):
     )  # fmt: skip
     seen = set()
     for sample, found in zip(samples, targets):
-        start, actor, episode = (int(x) for x in sample.obs["observation"][0])
+        start, actor, episode = (int(x) for x in sample.obs["count"][0, :3])
         stop = start + len(sample)
         for g, gamma in enumerate(torch.tensor(GAMMAS).double().tolist()):
             want = oracle(actor, episode, start, stop, n, gamma)
             np.testing.assert_allclose(found[: len(sample), g, 0].numpy(), want, rtol=1e-6, atol=1e-6)
-        if stop == length(actor, episode):
+        if stop == length_of(actor, episode):
             seen.add(ending(actor, episode))
     return seen
 
@@ -170,11 +143,11 @@ def test_so_do_windows_drawn_from_the_store(tmp_path, padded_sampling):
 
 
 def test_the_oracle_against_sums_by_hand():
-    """Actor 0, episode 0: two steps, rewards .5 and 1, terminated. Actor 1, episode 0: five steps, rewards -2.5 to -.5, cut."""
-    assert (length(0, 0), ending(0, 0)) == (2, (True, False))
-    np.testing.assert_allclose(oracle(0, 0, 0, 2, 1, 0.5), [0.5 + 0.5 * 11.25, 1.0])
-    np.testing.assert_allclose(oracle(0, 0, 0, 2, 2, 0.5), [0.5 + 0.5 * 1.0, 1.0])
-    assert (length(1, 0), ending(1, 0)) == (5, (False, True))
-    np.testing.assert_allclose(oracle(1, 0, 3, 5, 3, 0.5), [-1.0 - 0.5 * 0.5 + 0.25 * 15.75, -0.5 + 0.5 * 15.75])
+    """Actor 0, episode 0: two steps, rewards 1 and 2, terminated. Actor 1, episode 0: five steps, rewards 101 to 105, cut."""
+    assert (length_of(0, 0), ending(0, 0)) == (2, (True, False))
+    np.testing.assert_allclose(oracle(0, 0, 0, 2, 1, 0.5), [1.0 + 0.5 * 11.25, 2.0])
+    np.testing.assert_allclose(oracle(0, 0, 0, 2, 2, 0.5), [1.0 + 0.5 * 2.0, 2.0])
+    assert (length_of(1, 0), ending(1, 0)) == (5, (False, True))
+    np.testing.assert_allclose(oracle(1, 0, 3, 5, 3, 0.5), [104.0 + 0.5 * 105.0 + 0.25 * 15.75, 105.0 + 0.5 * 15.75])
     assert ending(0, 2) == (True, True)
-    assert oracle(0, 2, length(0, 2) - 1, length(0, 2), 9, 0.9)[0] == reward(0, 2, length(0, 2))
+    assert oracle(0, 2, length_of(0, 2) - 1, length_of(0, 2), 9, 0.9)[0] == reward_of(0, 2, length_of(0, 2))

@@ -25,23 +25,6 @@ def targets_of(agent, batch, seed=0):
     return seen[0]
 
 
-def test_targets_do_not_depend_on_padding_nor_on_what_follows_the_end():
-    torch.manual_seed(0)
-    agent = build("discrete", targets="tree_backup")
-    batch = make_batch("discrete")
-    batch.dones[:] = False
-    batch.dones[0, 2] = True
-    first = targets_of(agent, batch)
-    other = make_batch("discrete", seed=1)
-    for mine, its in ((batch.rews, other.rews), (batch.actions, other.actions)):
-        mine[0, 3:] = its[0, 3:]  # after termination
-        mine[~batch.transition_mask[..., 0]] = its[~batch.transition_mask[..., 0]]
-    second = targets_of(agent, batch)
-    torch.testing.assert_close(second[0, :3], first[0, :3])
-    torch.testing.assert_close(second[1:][batch.transition_mask[1:, :, 0]], first[1:][batch.transition_mask[1:, :, 0]])
-    assert not torch.allclose(second[0, 3], first[0, 3])
-
-
 def losses_by_step(agent, batch):
     """Whether each transition has a part in the actor's and in the critics' loss: (B, L) each."""
     found = {}

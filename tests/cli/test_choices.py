@@ -6,10 +6,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import tiny
+from run_inside import refusal
 
 from amago import config
 from amago.agent.options import ActorCriticOptions
-from amago.cli import main
 from amago.cli import train as train_command
 from amago.cli.train import choose_settings
 from amago.envs import AMAGOEnv
@@ -179,8 +179,7 @@ def test_the_user_says_which_model(registered, tmp_path, argv, model):
 @pytest.mark.parametrize("more", [[], ["--no-choices"]])
 def test_memory_and_a_sequence_model_that_contradict_each_other(tmp_path, capsys, memory, model, more):
     argv = ["train", "CartPole-v1", "--run-name", "a", "--buffer-dir", str(tmp_path), "--memory", memory, *more]
-    assert main([*argv, "--traj-encoder", model]) == 2
-    message = capsys.readouterr().err
+    message = refusal(capsys, *argv, "--traj-encoder", model)
     assert f"--memory {memory}" in message
     assert f"--traj_encoder {model}" in message
     assert list(tmp_path.iterdir()) == []

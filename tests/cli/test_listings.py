@@ -25,9 +25,6 @@ def said(*words, code=0):
     return outcome.text
 
 
-# ---- extras ----------------------------------------------------------------------------------------------------------------
-
-
 def test_extras_are_those_of_the_package():
     tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has no reader of TOML")
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
@@ -50,9 +47,6 @@ def lacking(monkeypatch, extra):
     monkeypatch.setattr(lists, "unmet", lambda r: ["amago-lacks-this is not installed"] if r == f"amago[{extra}]" else unmet(r))
     monkeypatch.setitem(lists.PROGRAMS, extra, ("no-such-program", "make it"))
     monkeypatch.setitem(lists.LIBRARIES, extra, ("nosuchlibrary", "build it"))
-
-
-# ---- doctor ----------------------------------------------------------------------------------------------------------------
 
 
 def test_doctor(tmp_path):
@@ -90,9 +84,6 @@ def test_doctor_of_runs(tmp_path):
     (state / "model.safetensors").write_bytes(b"")
     assert re.search(r"^PROBLEM +b_epoch_0 ", said("doctor", b, code=1), re.MULTILINE)
     assert "settings.json" in said("doctor", str(tmp_path), code=2)
-
-
-# ---- envs ------------------------------------------------------------------------------------------------------------------
 
 
 def test_every_environment_is_listed():
@@ -139,9 +130,6 @@ def test_a_reader_that_has_enough_or_was_never_there():
     with subprocess.Popen(command, env=tiny.environment(), text=True, **pipe) as running:
         running.stdout.close()
         assert not running.stderr.read()
-
-
-# ---- zoo -------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("settings", list(zoo()), ids=lambda row: row["name"])

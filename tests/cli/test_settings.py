@@ -7,6 +7,7 @@ import pytest
 import tiny
 import yaml
 from messages import names
+from run_inside import refusal
 
 from amago import cli_utils
 from amago.cli import main
@@ -123,12 +124,7 @@ MISTAKES = [
 def test_mistakes_are_named(train, tmp_path, capsys, words, named):
     (tmp_path / "bad.yaml").write_text("a: 1\nb: [\n")
     (tmp_path / "list.yaml").write_text("- 1\n")
-    try:
-        code = train(*RUN, *SMALL, *words)
-    except SystemExit as exit:
-        code = exit.code
-    assert code == 2
-    assert names(capsys.readouterr().err, *named)
+    assert names(refusal(capsys, "train", *RUN, *SMALL, *words), *named)
     assert not (tmp_path / "runs" / "a" / "metrics.jsonl").exists()
 
 
@@ -136,8 +132,7 @@ def test_a_file_does_not_decide_which_code_is_imported(train, tmp_path, capsys):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "settings.yaml").write_text("env: evil_module:make\n")
     (tmp_path / "evil_module.py").write_text("raise SystemExit('imported')\n")
-    assert train("run", "--quiet", command="rerun") == 2
-    assert names(capsys.readouterr().err, "name the environment", "settings.yaml")
+    assert names(refusal(capsys, "rerun", "run", "--quiet"), "name the environment", "settings.yaml")
 
 
 def test_scripts_take_the_same_settings(train, tmp_path):

@@ -185,7 +185,7 @@ class Pretended:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("way", ["injected", "tmpfs"])
+@pytest.mark.parametrize("way", ["injected", "tmpfs"][: count(1, 2)])
 def test_a_collector_whose_disk_is_full_waits_and_loses_nothing(tmp_path, way):
     wanted, directory, options = count(1, 5), tmp_path / "run" / "launch", {"program": FULL_SPOOL}
     if way == "tmpfs":
@@ -224,7 +224,7 @@ def test_a_collector_whose_disk_is_full_waits_and_loses_nothing(tmp_path, way):
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("bounded", [True, False])
+@pytest.mark.parametrize("bounded", [True, False][: count(1, 2)])
 def test_nothing_is_lost_while_nothing_can_be_delivered(tmp_path, bounded):
     """Collection goes on; with little space for what waits, until that is used up."""
     seconds, limit = count(6, 60), 300_000
@@ -294,7 +294,7 @@ def test_launcher_killed_and_started_again(tmp_path):
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("order", ["hang", "hold"])
+@pytest.mark.parametrize("order", ["hold", "hang"][: count(1, 2)])
 def test_hung_collectors_are_replaced_and_the_others_go_on(tmp_path, order):
     wanted = count(1, 5)
     run = Launch(tmp_path, "--hang-timeout", "20", collectors=2, epochs=FOREVER, train_batches_per_epoch=2)
@@ -315,7 +315,7 @@ def test_hung_collectors_are_replaced_and_the_others_go_on(tmp_path, order):
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("role", ["learner", "collector-0"])
+@pytest.mark.parametrize("role", ["learner", "collector-0"][: count(1, 2)])
 def test_signals_to_one_role(tmp_path, role):
     """A learner that is told to stop saves, and the launch ends with it, as with a signal to the launcher; a collector is replaced."""
     wanted, random, done, rows = count(1, 20), rng(f"signals {role}"), 0, 0

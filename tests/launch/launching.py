@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import tiny
+from fault_helpers import processes as family
 
 PROGRAM = Path(__file__).parent / "launched_program.py"
 PATIENCE = 600.0
@@ -139,15 +140,6 @@ def _living():
 
 def children_of(pid):
     return [child for child, parent in _living().items() if parent == pid]
-
-
-def family(pid):
-    """A process's descendants."""
-    parents, found, edge = _living(), set(), {pid}
-    while edge:
-        edge = {child for child, parent in parents.items() if parent in edge} - found
-        found |= edge
-    return found
 
 
 def alive(pids):

@@ -4,6 +4,7 @@ import os
 import sys
 
 import pytest
+from fault_helpers import count
 from launching import PROGRAM, stop
 
 FOREVER = 100_000
@@ -44,16 +45,10 @@ def program(tmp_path, change):
     return path
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (RAISES, "the motor is not connected"),
-        (NEVER_STARTS, "no display is there"),
-        pytest.param(
-            READ_ONLY, "Permission denied", marks=pytest.mark.skipif(os.environ.get("AMAGO_FAULTS") != "long", reason="long")
-        ),
-    ],
-)
+FAULTS = [(RAISES, "the motor is not connected"), (NEVER_STARTS, "no display is there"), (READ_ONLY, "Permission denied")]
+
+
+@pytest.mark.parametrize(("change", "reason"), FAULTS[: count(2, 3)])
 def test_collectors_that_never_deliver_end_the_launch_with_the_end_of_their_log(launch, tmp_path, change, reason):
     run = launch(collectors=1, program=program(tmp_path, change), epochs=FOREVER)
     assert run.wait() == 1, run.output

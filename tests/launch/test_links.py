@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import stores
 import tiny
+from fault_helpers import LONG
 from launching import Launch, stop
 
 from amago.launch.bundles import Ingest
 from amago.launch.bus import Bus
 
-LONG = os.environ.get("AMAGO_FAULTS") == "long"
 NODES, PATIENCE = 2, 1500.0
 FILES, BYTES = (600, 20_000) if LONG else (60, 20_000)
 

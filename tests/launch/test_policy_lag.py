@@ -2,6 +2,7 @@
 
 import pytest
 from launching import stop
+from run_inside import refusal
 
 FOREVER = 100_000
 RUN = {"collectors": 1, "epochs": FOREVER, "train_timesteps_per_epoch": 60}
@@ -33,8 +34,5 @@ def test_with_a_bound_a_phase_ends_when_the_policy_is_too_old(launch):
 
 @pytest.mark.parametrize("value", ["-1", "1.5", "many"])
 def test_another_bound_is_refused(value, capsys):
-    from amago.cli import main
-
-    with pytest.raises(SystemExit):
-        main(["launch", "--collectors", "1", f"--max-policy-lag={value}", "train.py"])
-    assert f"'{value}' is not a number of versions" in capsys.readouterr().err
+    said = refusal(capsys, "launch", "--collectors", "1", f"--max-policy-lag={value}", "train.py")
+    assert f"'{value}' is not a number of versions" in said

@@ -62,22 +62,6 @@ def test_deleting_the_buffer_of_an_experiment_keeps_protected_data(tmp_path):
     assert len(e.dataset.store) == 4, "it is filled again"
 
 
-def test_batches_do_not_depend_on_the_number_of_threads(tmp_path):
-    add(tmp_path, [5, 9, 13])
-    dataset = dataset_of(tmp_path)
-
-    def rewards(workers, counts):
-        loader = SequenceLoader(dataset, batch_size=3, workers=workers, seed=7)
-        out = [b.rews.flatten().tolist() for n in counts for b in loader.batches(n)]
-        loader.close()
-        return out
-
-    whole = rewards(0, [12])
-    assert (rewards(2, [12]), rewards(1, [5, 7])) == (whole, whole)
-    other = SequenceLoader(dataset, batch_size=3, seed=8)
-    assert [b.rews.flatten().tolist() for b in other.batches(12)] != whole
-
-
 def test_a_loader_counts_what_was_taken_and_ranks_draw_differently(tmp_path):
     add(tmp_path, [5, 9, 50])
     first = SequenceLoader(dataset_of(tmp_path), batch_size=2, workers=2, seed=1)

@@ -211,11 +211,6 @@ def test_a_run_that_is_stopped_in_the_middle_of_an_epoch_goes_on_with_the_same_p
     assert tiny.differing(tiny.weights(whole), tiny.weights(parts)) == []
 
 
-def test_an_experiment_refuses_data_of_other_shapes_at_the_start(tmp_path):
-    with pytest.raises(ValueError, match=r"ArrayDataset has actions Box\(.*, but the environment has Discrete\(4\)"):
-        tiny.started(tmp_path, dataset=recorded(0), train_timesteps_per_epoch=0)
-
-
 def test_wrong_arguments_are_refused():
     def mixture(**changes):
         return MixtureOfDatasets(**({"datasets": [recorded(0), recorded(1)], "sampling_weights": [1, 1]} | changes))

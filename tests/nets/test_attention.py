@@ -140,9 +140,6 @@ def test_one_warning_in_training_and_none_in_acting():
     assert "FlexAttention: its kernel has no backward pass for tensors on cpu" in str(caught[0].message)
 
 
-# caches
-
-
 @pytest.mark.parametrize(
     ("window", "sinks", "slots"), [(3, 0, 4), (3, 2, 6), (99, 0, 8), (99, 2, 8), (7, 1, 8), (1, 0, 2)], ids=str
 )

@@ -26,9 +26,6 @@ def vectors(B=3, L=4):
     return {"z": torch.randn(B, L, 2), "pos": torch.randint(0, 9, (B, L, 2, 2), dtype=torch.uint8)}, torch.randn(B, L, 3)
 
 
-# FFTstepEncoder
-
-
 def test_padding_does_not_count_in_normalisation():
     torch.manual_seed(0)
     x = 3 + 2 * torch.randn(4, 6, 5)
@@ -67,9 +64,6 @@ def test_ff_encoder_options():
     assert hidden(obs, rl2s).equal(hidden(obs, rl2s + 1))
     shown = FFTstepEncoder(VECTORS, RL2).eval()
     assert not shown(obs, rl2s).equal(shown(obs, rl2s + 1))
-
-
-# images
 
 
 def images(B=8, L=2, channels_first=False):
@@ -113,9 +107,6 @@ def test_random_shift(channels_first):
         found += shifts
     assert len(set(found)) > 6
     assert aug.eval()(img) is img
-
-
-# sequence models
 
 
 def test_a_gru_may_remember_from_the_start():
@@ -174,9 +165,6 @@ def test_sigma_reparam_tracks_the_spectral_norm():
     net(torch.randn(2, 12))
     assert net.u.equal(before[0])
     assert net.v.equal(before[1])
-
-
-# feed-forward pieces
 
 
 @pytest.mark.parametrize("normalization", [None, "layer", "rmsnorm", "unitball", "unitball-detach", "hypersphere", "simnorm"])

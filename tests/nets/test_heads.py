@@ -5,47 +5,11 @@ import math
 import pytest
 import torch
 
-from amago.nets.actor_critic import Actor, NCritics, PopArtLayer, ResidualActor
+from amago.nets.actor_critic import Actor, PopArtLayer, ResidualActor
 from amago.nets.policy_dists import GMM, Beta, Discrete, Multibinary, TanhGaussian
 
 GAMMAS = torch.tensor([0.5, 0.9, 0.999])
 B, L, K, C, G, A, D = 2, 5, 3, 4, 3, 4, 8
-
-
-def critics(kind, **options):
-    torch.manual_seed(0)
-    return NCritics(D, A, kind == "discrete", GAMMAS, d_hidden=16, **options)
-
-
-def test_discrete_critics_weigh_the_value_of_each_action():
-    net = critics("discrete")
-    state = torch.randn(B, L, D)
-    values = net.all_values(state)
-    assert values.shape == (B, L, C, G, A)
-    index = torch.randint(A, (K, B, L, G))
-    got = net(state, torch.nn.functional.one_hot(index, A).float())
-    for k in range(K):
-        expected = values.gather(-1, index[k][:, :, None, :, None].expand(B, L, C, G, 1))
-        torch.testing.assert_close(got[k], expected)
-
-
-@pytest.mark.parametrize("normalization", ["none", "layer"])
-@pytest.mark.parametrize("kind", ["continuous", "discrete"])
-def test_frozen_critics_let_the_gradient_reach_state_and_action_alone(kind, normalization):
-    net = critics(kind, normalization=normalization)
-    state, action = torch.randn(B, L, D), torch.rand(K, B, L, G, A) * 0.9
-    expected_state, expected_action = state.clone().requires_grad_(), action.clone().requires_grad_()
-    net(expected_state, expected_action).sum().backward()
-    net.zero_grad()
-    state.requires_grad_()
-    action.requires_grad_()
-    value = net.frozen(state, action)
-    torch.testing.assert_close(value, net(state, action))
-    value.sum().backward()
-    assert all(p.grad is None for p in net.parameters())
-    torch.testing.assert_close(action.grad, expected_action.grad)
-    torch.testing.assert_close(state.grad, expected_state.grad)
-    assert action.grad.abs().sum() > 0
 
 
 @pytest.mark.parametrize(("kind", "stored", "dtype"), [
@@ -69,9 +33,6 @@ def test_actors_of_every_kind(kind, stored, dtype, sample, actor_type):
     assert all(not v.requires_grad for v in log.values())
     assert pi.sample_action(False).equal(pi.sample_action(False))
     assert actor(torch.randn(7, D)).mode.shape[:2] == (7, G)
-
-
-# distributions
 
 
 def test_discrete_gradient_ignores_the_renormalisation():
@@ -209,9 +170,6 @@ def test_gmm_has_several_modes_and_no_gradient_through_samples():
     assert torch.isfinite(loss).all()
     loss.sum().backward()
     assert torch.isfinite(vec.grad).all()
-
-
-# PopArt
 
 
 def test_popart_keeps_denormalised_values_and_ignores_what_is_masked():

@@ -149,9 +149,7 @@ def episodes(starts, T):
 
 
 STARTS = {
-    "one episode within the context": ([[], [], []], SLOTS),
     "one long episode": ([[], [], []], 4 * SLOTS),
-    "staggered, short": ([[2], [3, 5], []], SLOTS),
     "staggered, long": ([[7, 9, 20], [], [1, 13]], 4 * SLOTS),
     "all reset together": ([[8, 16], [8, 16], [8, 16]], 4 * SLOTS),
 }

@@ -39,8 +39,6 @@ def seen_by(policy, *args):
     return {k: v.numpy() for k, v in seen[0]["obs"].items()}, seen[0]["rl2s"].numpy(), action
 
 
-# ---- any space ----------------------------------------------------------------------------------------------------------
-
 LEAVES = st.one_of(
     st.builds(G.Discrete, st.integers(1, 5), start=st.integers(-3, 3)),
     st.builds(G.MultiBinary, st.sampled_from([1, 3, (2, 2)])),
@@ -127,8 +125,6 @@ def test_another_number_of_observations():
     with pytest.raises(ValueError, match=naming("obs['observation']", (2, 2), (3, 2))):
         policy_for(G.Box(-1, 1, (2,)), num_envs=3).act(np.zeros((2, 2)))
 
-
-# ---- the reward ----------------------------------------------------------------------------------------------------------
 
 LINE = G.Box(-1.0, 1.0, (2,))
 OBS = np.zeros(2, np.float32)

@@ -221,8 +221,6 @@ def test_parts_of_ones_own_are_named(tmp_path, run):
         load_policy(tmp_path / "card")
 
 
-# ---- secrets ---------------------------------------------------------------------------------------------------------------
-
 SAMPLES = [
     "hf_" + "a1B2" * 6, "ghp_" + "a1B2" * 9, "github_pat_" + "a1B2" * 9, "glpat-" + "a1B2" * 5, "sk-proj-" + "a1B2" * 8, "AKIA" + "A1B2" * 4,
     "AIza" + "a1B2c" * 7, "xoxb-1234567890-abc", "eyJhbGciOiJIUzI1.eyJzdWIiOiIxMjM0.x", "-----BEGIN RSA PRIVATE KEY-----",

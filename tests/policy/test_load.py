@@ -79,9 +79,6 @@ def test_what_is_no_run(tmp_path, run):
     )
 
 
-# ---- settings of the loading process -------------------------------------------------------------------------------------
-
-
 def test_bindings_of_the_loading_process_are_left_alone_and_not_used(run):
     config.bind({"FFTstepEncoder.d_output": 99, "Agent.num_critics": 3})
     gin.parse_config("Actor.d_hidden = 7")
@@ -174,21 +171,14 @@ def test_a_thousand_steps_on_a_machine_with_nothing_of_the_training_process(runs
     assert left == "[]"
 
 
-# ---- the discount that acts ----------------------------------------------------------------------------------------------
-
-
-def decided_by_discount(agent):
-    """Let the policy of discount number g take action g, whatever it sees."""
-    with torch.no_grad():
-        agent.actor.base.out_layer.weight.zero_()
-        agent.actor.base.out_layer.bias.copy_(torch.eye(len(agent.gammas), agent.action_spec.dim).flatten() * 20.0)
-
-
 @pytest.fixture
 def decided(tmp_path):
     """A started run on CartPole whose policies (of discounts 0.9 and 0.999) take actions 0 and 1, and published them."""
     e = tiny.started(tmp_path, tiny.cartpole, max_seq_len=10, train_timesteps_per_epoch=35, sample_actions=False)
-    decided_by_discount(e.policy)
+    actor = e.policy.actor.base.out_layer
+    with torch.no_grad():
+        actor.weight.zero_()
+        actor.bias.copy_(torch.eye(2).flatten() * 20.0)
     e.write_latest_policy()
     return e
 
@@ -237,10 +227,6 @@ class Witness(gym.Wrapper):
         return super().step(action)
 
 
-def witnessed_cartpole():
-    return amago.envs.AMAGOEnv(Witness(gym.make("CartPole-v1", max_episode_steps=30)), env_name="CartPole")
-
-
 @pytest.fixture
 def taken():
     TAKEN.clear()
@@ -248,6 +234,9 @@ def taken():
 
 
 def test_an_evaluation_by_another_discount(decided, taken):
+    def witnessed_cartpole():
+        return amago.envs.AMAGOEnv(Witness(gym.make("CartPole-v1", max_episode_steps=30)), env_name="CartPole")
+
     for gamma, action in ((0.9, 0), (0.999, 1), (None, 1)):
         taken.clear()
         assert decided.evaluate_test(witnessed_cartpole, timesteps=40, gamma=gamma)["Number of Rollouts"] > 1
@@ -262,8 +251,6 @@ def test_an_evaluation_by_another_discount(decided, taken):
         del gym.registry["Witness-v0"]
     assert set(taken) == {0}
 
-
-# ---- classes of one's own ------------------------------------------------------------------------------------------------
 
 OWN = """
 import gin, torch, pathlib

@@ -124,9 +124,6 @@ def study(memory, episodes=24, contexts=None, **options):
     return study_memory(sign_agent(memory, **options), lakes(**options), episodes, 100, contexts)
 
 
-# ---- views ---------------------------------------------------------------------------------------------------------------
-
-
 def test_returns_are_those_of_the_steps_in_sight():
     """An agent that adds up its observations is right for as long as it sees the cue; else it takes action 0, half of which is right."""
     found = study(Sum, contexts=[3, 6])
@@ -191,9 +188,6 @@ def test_wrong_arguments():
         ("one row each", lambda: play(tiny.agent(tiny.cartpoles(2)), [tiny.cartpoles(2)], [0], 5)),
     )
     assert [default_contexts(n) for n in (1, 2, 3, 8, 9)] == [[1], [1], [1, 2], [1, 2, 4], [1, 2, 4, 8]]
-
-
-# ---- conclusions -----------------------------------------------------------------------------------------------------------
 
 
 def text(found):

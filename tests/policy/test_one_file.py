@@ -81,9 +81,6 @@ def test_the_discount_that_acts_is_saved(run_dir, tmp_path, name):
     assert amago.load_policy(tmp_path / name, gamma=0.9).gamma == 0.9
 
 
-# ---- readers that know nothing of this -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("source", ["policy.pt", "ckpts/policy_weights/policy_epoch_0.pt"])
 def test_the_file_is_a_plain_state_dict_to_others(run_dir, source):
     state = torch.load(run_dir / source, weights_only=True)
@@ -102,9 +99,6 @@ def test_the_header_of_safetensors(run_dir, tmp_path):
     with safe_open(tmp_path / "policy.safetensors", framework="np") as f:
         header = json.loads(f.metadata()["amago"])
     assert json.loads(header["description"])["max_seq_len"] == policy.agent.max_seq_len
-
-
-# ---- directories ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["policy.pt", "policy.safetensors", "best.pt", "best.safetensors"])
@@ -146,9 +140,6 @@ def test_a_description_in_the_file_comes_before_that_of_a_directory(run_dir, tmp
     check_same(e.run_dir / "theirs.pt", run_dir)
     with pytest.raises(CheckpointError, match=naming("theirs.pt")):
         amago.load_policy(e.run_dir, weights=e.run_dir / "theirs.pt")
-
-
-# ---- what is refused -----------------------------------------------------------------------------------------------------
 
 
 def test_weights_without_a_description(run_dir, tmp_path):

@@ -13,6 +13,7 @@ import torch
 from golden import load
 from golden_agents import golden_agent
 from messages import naming
+from nets.test_parity import oracle
 from safetensors.torch import save_file
 
 import amago
@@ -41,9 +42,6 @@ AGENTS = {
 OBS, ACTION = gym.spaces.Dict({"observation": gym.spaces.Box(-np.inf, np.inf, (5,), np.float32)}), gym.spaces.Discrete(4)
 
 
-# ---- the oracle ----------------------------------------------------------------------------------------------------------
-
-
 def part(weights, prefix):
     return {k.removeprefix(prefix): np.asarray(v, np.float64) for k, v in weights.items() if k.startswith(prefix)}
 
@@ -70,33 +68,10 @@ def encode_timesteps(w, x):
     return norm(w, "out_norm", mlp(w, x))
 
 
-def stretched(w, name, x):
-    """A linear layer of unit spectral norm, times gamma."""
-    sigma = w[f"{name}.u"] @ w[f"{name}.weight"] @ w[f"{name}.v"]
-    return x @ (w[f"{name}.weight"] * w[f"{name}.gamma"] / sigma).T + w.get(f"{name}.bias", 0.0)
-
-
-def attend(w, name, x):
-    B, L, D = x.shape
-    q, k, v = np.moveaxis(stretched(w, f"{name}.qkv_projection", x).reshape(B, L, 3, D // HEADS, HEADS), 2, 0)
-    scores = np.einsum("blde,bmde->belm", q, k) / np.sqrt(D // HEADS)
-    scores = np.where(np.tril(np.ones((L, L), bool)), scores, -np.inf)
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    weights /= weights.sum(-1, keepdims=True)
-    out = np.einsum("belm,bmde->bled", weights, v) * w[f"{name}.head_scaler"].reshape(HEADS, 1)
-    return stretched(w, f"{name}.out_projection", out.reshape(B, L, D))
-
-
 def encode_sequence(w, seq, times):
-    x = seq @ w["tformer.inp.weight"].T + w["tformer.inp.bias"]
-    angles = times * 10_000.0 ** (-np.arange(0, x.shape[-1], 2) / x.shape[-1])
-    x = x + np.stack((np.sin(angles), np.cos(angles)), -1).reshape(*angles.shape[:2], -1)
-    for i in range(2):
-        name = f"tformer.layers.{i}"
-        x = x + norm(w, f"{name}.norm2", attend(w, f"{name}.attention_layer", norm(w, f"{name}.norm1", x)))
-        h = norm(w, f"{name}.norm4", leaky(stretched(w, f"{name}.ff1", norm(w, f"{name}.norm3", x))))
-        x = x + stretched(w, f"{name}.ff2", h)
-    return norm(w, "tformer.norm", x)
+    w, seq = {k: torch.as_tensor(v) for k, v in w.items()}, torch.as_tensor(seq)
+    times = torch.as_tensor(times).expand(*seq.shape[:2], 1)
+    return np.stack([oracle(w, x, t[:, 0], HEADS, "fixed", len(x)).numpy() for x, t in zip(seq, times)])
 
 
 def policies(w, states, actions, clip):
@@ -122,9 +97,6 @@ def test_the_oracle_gives_the_golden_outputs():
     np.testing.assert_allclose(
         policies(part(weights, ""), arrays["state"], 4, (0.001, 0.99)), arrays["probs"], rtol=1e-4, atol=1e-6
     )
-
-
-# ---- loading -------------------------------------------------------------------------------------------------------------
 
 
 def theirs(name):

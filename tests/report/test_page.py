@@ -9,6 +9,7 @@ import sys
 import pytest
 import tiny
 from report_pages import cells_of, data_of, figures_of, lines, shown, text_of
+from run_inside import refusal
 from runs_on_disk import RETURN, append, phases, row, write_run, write_settings
 
 from amago.cli import main
@@ -24,9 +25,6 @@ def report(tmp_path):
         return write_report(paths or [tmp_path], tmp_path / "out" / "page.html", **options)
 
     return make
-
-
-# ---- figures ---------------------------------------------------------------------------------------------------------------
 
 
 def test_runs_of_different_seeds_are_one_line_with_an_interval(tmp_path, report):
@@ -133,9 +131,6 @@ def test_values_are_drawn_with_returns(tmp_path, report):
     }
 
 
-# ---- a run that was really trained -----------------------------------------------------------------------------------------
-
-
 def test_a_report_of_a_real_run(tmp_path):
     experiment = tiny.started(tmp_path, epochs=2, val_interval=1)
     experiment.learn()
@@ -150,9 +145,6 @@ def test_a_report_of_a_real_run(tmp_path):
     assert "cannot be read" not in text_of(page)
     json.loads(json.dumps(found), parse_constant=pytest.fail)  # no NaN, which browsers refuse
     assert sorted((p, p.stat().st_mtime_ns) for p in run.rglob("*") if p.is_file()) == before, "only read"
-
-
-# ---- tables ----------------------------------------------------------------------------------------------------------------
 
 
 def test_where_the_time_went(tmp_path, report):
@@ -221,9 +213,6 @@ def test_what_a_run_lacks_is_left_out_with_the_reason_and_damage_is_named(tmp_pa
     assert lines(figures_of(page)[EVALUATION])["torn"][1] == [1, 2, 3]
 
 
-# ---- the page --------------------------------------------------------------------------------------------------------------
-
-
 def test_the_page_needs_nothing_else_and_shows_names_as_text(tmp_path, capsys):
     evil = "<img src=x onerror=alert(1)>$PLOTLY"
     path = write_run(tmp_path / "r", (1, 2), train={evil: 1.0}, extra={f"{RETURN_OF}{evil}": 1.0, f"{RETURN_OF}b": 1.0})
@@ -244,8 +233,7 @@ def test_the_page_needs_nothing_else_and_shows_names_as_text(tmp_path, capsys):
 def test_a_directory_without_runs(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     for where in (tmp_path / "empty", tmp_path / "nothing"):
-        assert main(["report", str(where), "--out", str(tmp_path / "p.html")]) == 2
-        message = capsys.readouterr().err
+        message = refusal(capsys, "report", str(where), "--out", str(tmp_path / "p.html"))
         assert "no metrics.jsonl" in message
         assert where.name in message
     assert not (tmp_path / "p.html").exists()

@@ -27,8 +27,6 @@ from amago.report.runs import (
 )
 from amago.run.results import by_attempt
 
-# ---- logs ------------------------------------------------------------------------------------------------------------------
-
 
 def column(log, section="val", name=RETURN, axis="env_steps"):
     x, y = log.column(section, axis, name)
@@ -54,9 +52,6 @@ def test_a_learner_and_collectors_in_one_log_lose_nothing():
     assert (log.several, log.went_back) == (True, 0)
     assert len(column(log)[0]) == 10
     assert len(column(log, "train", "x", "grad_steps")[0]) == 5
-
-
-# ---- statistics, against slow versions ---------------------------------------------------------------------------------------
 
 
 def trimmed(values):
@@ -120,9 +115,6 @@ def test_values_have_the_unit_of_returns(tmp_path):
         ]
         write_settings(path, parameters={"amago.agent.Agent.reward_multiplier": 10.0})
     assert found == [50, 50, 5, 50]
-
-
-# ---- groups and names --------------------------------------------------------------------------------------------------------
 
 
 def groups_of(paths):
@@ -195,9 +187,6 @@ def test_names(tmp_path):
     runs = [read_run(p) for p in paths]
     name_runs(runs)
     assert [r.name for r in runs] == ["a/x/run", "b/x/run", "other"]
-
-
-# ---- state -------------------------------------------------------------------------------------------------------------------
 
 
 def status(path, silent=0.0):

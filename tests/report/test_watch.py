@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 import pytest
 import tiny
 from report_pages import serving
+from run_inside import refusal
 from runs_on_disk import append, phases, write_run, write_settings
 
-from amago.cli import main
 from amago.report.page import WatchServer, render, write_report
 from amago.report.sections import SECTIONS
 
@@ -30,9 +30,6 @@ def runs_of(text):
     heads = re.findall(r"<th>(.*?)</th>", part)
     lines = [re.findall(r"<td>(.*?)</td>", line) for line in re.findall(r"<tr data.*?</tr>", part)]
     return {cells[0]: dict(zip(heads, cells)) for cells in lines}
-
-
-# ---- runs that change ------------------------------------------------------------------------------------------------------
 
 
 def test_runs_appear_grow_move_and_are_done(tmp_path, monkeypatch):
@@ -90,9 +87,6 @@ def test_damaged_and_unreadable_runs_do_not_hide_others(tmp_path, monkeypatch):
     assert "Permission denied" in text
 
 
-# ---- the server ------------------------------------------------------------------------------------------------------------
-
-
 def test_the_page_is_that_of_the_report(tmp_path):
     for seed in range(2):
         write_run(tmp_path / f"lake_seed{seed}", (1, 3 + seed), seed, extra={"<b>": 1.0})
@@ -133,9 +127,6 @@ def test_only_who_knows_the_token_sees_anything(tmp_path):
         assert "secret" in text
 
 
-# ---- the command -----------------------------------------------------------------------------------------------------------
-
-
 def test_the_command_serves_a_real_run_until_it_is_stopped(tmp_path):
     experiment = tiny.started(tmp_path / "runs", epochs=1, val_interval=1)
     experiment.learn()
@@ -169,8 +160,7 @@ def test_mistakes_in_the_arguments(tmp_path, capsys):
             ([str(tmp_path), "--host", "nowhere.invalid", "--port", "0"], "cannot serve at nowhere.invalid"),
             ([str(tmp_path), "--port", port], f"port {port}"),
         ]:
-            assert main(["watch", *words]) == 2
-            assert named in capsys.readouterr().err
+            assert named in refusal(capsys, "watch", *words)
     finally:
         other.server_close()
 
@@ -188,8 +178,6 @@ raise SystemExit(main(["report", sys.argv[1], "--out", sys.argv[2]]))
     done = subprocess.run(words, env=tiny.environment(), capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
-
-# ---- in a real browser -----------------------------------------------------------------------------------------------------
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")

@@ -90,9 +90,6 @@ def test_what_is_published_is_the_average(run, file):
     assert_is_average(loaded, run.history, trained_names(run))
 
 
-# ---- the average by itself -----------------------------------------------------------------------------------------------
-
-
 def test_an_exception_puts_the_trained_weights_back():
     agent = tiny.agent(tiny.tmaze())
     average = WeightAverage(agent, 0.9)
@@ -105,8 +102,6 @@ def test_an_exception_puts_the_trained_weights_back():
         raise KeyboardInterrupt
     assert not tiny.differing(before, agent.state_dict())
 
-
-# ---- resume --------------------------------------------------------------------------------------------------------------
 
 FIELDS = {"ema_decay": DECAY, "ckpt_interval": 1, "train_batches_per_epoch": 3, "learning_rate": 1e-2}
 

@@ -123,9 +123,6 @@ def test_no_callback_changes_a_run(tmp_path):
     assert tiny.differing(*weights) == []
 
 
-# ---- stopping and failing ------------------------------------------------------------------------------------------------
-
-
 def test_a_callback_may_end_the_run(tmp_path):
     diary = Diary()
     e = learned(tmp_path, callbacks=[tiny.StopAfter(2), diary], epochs=5, ckpt_interval=10)
@@ -174,9 +171,6 @@ def test_callbacks_see_a_signal(tmp_path):
     assert diary.moments == [("start", 0), ("collect", 0), ("save", 0), ("exception", "Stopped"), ("close", 0)]
 
 
-# ---- state ---------------------------------------------------------------------------------------------------------------
-
-
 class Counts(amago.Callback):
     def __init__(self, start=0):
         self.epochs, self.sums = start, torch.zeros(2)
@@ -217,9 +211,6 @@ def test_a_state_that_could_not_be_loaded_is_not_saved(tmp_path, value):
         learned(tmp_path, callbacks=[Wrong()], ckpt_interval=1)
 
 
-# ---- mistakes ------------------------------------------------------------------------------------------------------------
-
-
 Misspelled = type("Misspelled", (amago.Callback,), {"on_train_epoch_ended": print})
 
 
@@ -235,9 +226,6 @@ Misspelled = type("Misspelled", (amago.Callback,), {"on_train_epoch_ended": prin
 def test_what_is_no_callback_is_refused(tmp_path, callbacks, named):
     with pytest.raises(SettingsError, match=naming(*named)):
         started(tmp_path, callbacks=callbacks)
-
-
-# ---- early stopping ------------------------------------------------------------------------------------------------------
 
 
 class Scripted(amago.Experiment):
@@ -299,9 +287,6 @@ def test_mistakes_in_callbacks_that_follow_a_metric(tmp_path):
             lambda: learned(tmp_path, name="c", callbacks=[amago.KeepBest("Number of Rollout")], val_interval=1),
         ),
     )
-
-
-# ---- keeping the best weights ----------------------------------------------------------------------------------------------
 
 
 class Evaluated(amago.Callback):

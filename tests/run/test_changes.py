@@ -72,9 +72,6 @@ def test_fields_that_differ_are_applied_and_named(state, capsys):
         e.close()
 
 
-# ---- what is applied -----------------------------------------------------------------------------------------------------
-
-
 def test_the_optimizer_takes_the_new_rates_and_keeps_its_moments(tmp_path, capsys):
     e = learned(tmp_path, ckpt_interval=1, epochs=3)  # 6 updates, beyond the warm-up
     moments = {i: s["exp_avg"].clone() for i, s in e.optimizer.state_dict()["state"].items()}
@@ -111,9 +108,6 @@ def test_gin_bindings_of_losses_are_applied_and_said(tmp_path, capsys):
     assert "amago.agent.Agent.tau 0.01 -> 0.003" in capsys.readouterr().out, "no longer bound: the default is the value now"
 
 
-# ---- what is refused -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("fields", "bindings", "named"),
     [
@@ -132,9 +126,6 @@ def test_other_networks_are_refused_with_both_values(state, monkeypatch, fields,
     with refused(SettingsError, "run_epoch_0", *named):
         resumed(state, make_env=lambda: made.append(1) or tiny.tmaze(), **fields)
     assert not made, "before any environment is started"
-
-
-# ---- another dataset, other actors --------------------------------------------------------------------------------------
 
 
 def test_a_mixture_added_on_resume_is_said_and_keeps_what_there_was(tmp_path, capsys):

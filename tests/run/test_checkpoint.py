@@ -65,9 +65,6 @@ def assert_same(a, b):
     assert a["next batch"]["time_idxs"].equal(b["next batch"]["time_idxs"])
 
 
-# ---- exact ---------------------------------------------------------------------------------------------------------------
-
-
 def test_twelve_updates_equal_six_and_six_more(tmp_path):
     fields = {
         "batches_per_update": 4,
@@ -102,9 +99,6 @@ def test_loading_brings_everything_back_also_in_a_process_without_a_seed(tmp_pat
     e.close()
     other = offline(tmp_path, 1, seed=None, resume=0)
     assert_same(before, everything(other))
-
-
-# ---- resume --------------------------------------------------------------------------------------------------------------
 
 
 def test_an_epoch_that_is_not_there(tmp_path):
@@ -202,9 +196,6 @@ def test_what_killed_processes_left_is_removed(tmp_path):
     assert writing.exists()
 
 
-# ---- weights alone -------------------------------------------------------------------------------------------------------
-
-
 def test_old_files_are_pruned(tmp_path):
     e = learned(tmp_path, epochs=8, ckpt_interval=3, keep_policy_weights=2, keep_training_states=3, train_batches_per_epoch=0)
     assert {p.name for p in e.checkpoints.weights.iterdir()} == {"policy_epoch_6.pt", "policy_epoch_7.pt"}, (
@@ -218,9 +209,6 @@ def test_files_that_hold_no_weights(tmp_path, content):
     torch.save(content, tmp_path / "x.pt")
     with refused(CheckpointError, str(tmp_path / "x.pt"), "state dict"):
         load_weight_file(tmp_path / "x.pt")
-
-
-# ---- what goes on where it stopped ---------------------------------------------------------------------------------------
 
 
 def saved_actors(e, epoch):
@@ -280,9 +268,6 @@ def test_a_resumed_run_meets_new_episodes(tmp_path):
     third = part(resume="auto", epochs=3)
     assert first
     assert len(first | second | third) == len(first) + len(second) + len(third)
-
-
-# ---- several processes on one directory ----------------------------------------------------------------------------------
 
 
 ACTOR = {"start_learning_at_epoch": INF}

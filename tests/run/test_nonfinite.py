@@ -143,9 +143,6 @@ def test_all_finite_whatever_the_size(n):
     assert all_finite(np.array([INF, -INF], np.float32)) is False
 
 
-# ---- in a pool: a fault like any other ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("mode", ["sync", "already_vectorized"])
 def test_the_rollout_is_dropped_the_environment_replaced_and_it_is_counted(mode, tmp_path, caplog):
     flag = []
@@ -187,9 +184,6 @@ def test_a_policy_of_nan_ends_the_run(tmp_path):
     with refused(ActorError, "max_env_restarts", 3, "NonFiniteError", "Pendulum, step 1", "action", NAN):
         e.learn()
     e.close()
-
-
-# ---- past all that: a poisoned batch ---------------------------------------------------------------------------------------
 
 
 def poisoned(batch, place, value):
@@ -255,8 +249,6 @@ def test_a_store_written_by_hand_stops_the_run_after_so_many_updates(tmp_path):
     assert (e.learner.skipped, e.learner.grad_steps) == (MAX_SKIPPED_IN_A_ROW, 0)
     e.close()
 
-
-# ---- and training makes none of its own -------------------------------------------------------------------------------------
 
 UPDATES = 120
 

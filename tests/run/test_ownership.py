@@ -33,9 +33,6 @@ def fifo(root, name="run"):
     return sorted(p.name for p in (root / name / "buffer" / "fifo").iterdir() if not p.name.startswith("."))
 
 
-# ---- over an earlier run -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("fields", [{"ckpt_interval": 1}, {"ckpt_interval": None}], ids=["checkpoints", "metrics alone"])
 def test_a_second_run_of_a_name_is_refused_with_the_ways_out(tmp_path, fields):
     learned(tmp_path, **fields).close()
@@ -91,9 +88,6 @@ def test_overwriting_deletes_the_run_and_what_it_collected(tmp_path, capsys):
     started(tmp_path, resume="auto").close()  # the buffer is that of the new run
 
 
-# ---- the buffer of another run -------------------------------------------------------------------------------------------
-
-
 def theirs(root):
     return DiskTrajDataset(root, "first")
 
@@ -136,8 +130,6 @@ def test_a_buffer_that_only_has_protected_data_is_free(tmp_path):
     e = learned(tmp_path, name="second", dataset=DiskTrajDataset(tmp_path, "first"))
     assert e.learner.grad_steps > 0
 
-
-# ---- two processes at once -----------------------------------------------------------------------------------------------
 
 LEARNER = """
 import sys, time

@@ -55,9 +55,6 @@ def assert_equal(a, b, tolerance):
     assert difference <= tolerance * norm(a.values()), difference / norm(a.values())
 
 
-# ---- one batch ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("case", rank_programs.CASES, ids="-".join)
 def test_an_update_of_two_ranks_is_that_of_one_process_with_both_batches(directory, whole, case):
     """The sequences of rank 0 are long and those of rank 1 short, so a mean of the ranks' means would be another number."""
@@ -87,9 +84,6 @@ def test_metrics_are_those_of_both_batches(directory, whole, case):
     for name in sizes:
         assert ranks[0][name] + ranks[1][name] == whole[name]
     assert ranks[0]["Unmasked Batch Size (in Timesteps)"] > 3 * ranks[1]["Unmasked Batch Size (in Timesteps)"]
-
-
-# ---- one run --------------------------------------------------------------------------------------------------------------
 
 
 def test_ranks_collect_evaluate_and_learn_together(directory, lives):
@@ -144,9 +138,6 @@ def test_ranks_that_wait_for_data_begin_together(lives):
     assert [life["fed"] for life in lives] == [2, 2]
 
 
-# ---- one end --------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", rank_programs.STOPS)
 def test_a_signal_to_any_rank_stops_all(directory, lives, name):
     signals = rank_programs.STOPS[name][1]
@@ -178,9 +169,6 @@ def test_a_signal_to_the_launcher_stops_all_ranks(tmp_path):
 
 def logged(run, section):
     return rows(run, section) if (run / "metrics.jsonl").is_file() else []
-
-
-# ---- one process ----------------------------------------------------------------------------------------------------------
 
 
 def test_one_process_never_communicates(tmp_path, monkeypatch):

@@ -106,9 +106,6 @@ def test_a_damaged_record_names_the_file(tmp_path):
         started(tmp_path, resume="auto")
 
 
-# ---- git -----------------------------------------------------------------------------------------------------------------
-
-
 def git(directory, *arguments):
     identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
     return subprocess.run(
@@ -145,9 +142,6 @@ def test_git_that_hangs_or_is_missing_does_not_stop_a_run(tmp_path, monkeypatch,
     assert record(e)["starts"][0]["git"] is None
 
 
-# ---- other logs ----------------------------------------------------------------------------------------------------------
-
-
 def test_tensorboard_has_the_settings_as_hyperparameters(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams import plugin_data_pb2
@@ -162,9 +156,6 @@ def test_tensorboard_has_the_settings_as_hyperparameters(tmp_path):
     assert found["traj_encoder_type"].string_value == "amago.nets.traj_encoders.FFTrajEncoder"
     assert found["amago.agent.Agent.tau"].number_value == pytest.approx(0.003)
     assert "Actor Loss" in str(events.Tags()["scalars"])
-
-
-# ---- secrets -------------------------------------------------------------------------------------------------------------
 
 
 def make(api_key, corridor_keys=3):

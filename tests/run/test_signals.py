@@ -14,9 +14,6 @@ from tiny import EPISODE, rows
 import amago
 from amago.run.group import Signals
 
-# ---- in this process -----------------------------------------------------------------------------------------------------
-
-
 METHODS = {
     "evaluate": "evaluate_val",
     "collect": "collect_new_training_data",

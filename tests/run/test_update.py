@@ -120,9 +120,6 @@ def test_twenty_in_a_row_stop_the_run_but_a_good_step_between_does_not():
     assert float(line.a.detach()) == before
 
 
-# ---- in an experiment ----------------------------------------------------------------------------------------------------
-
-
 def test_two_halves_make_the_gradient_of_the_whole(tmp_path):
     e = tiny.learned(tmp_path, batches_per_update=2, grad_clip=1e9)
     e.policy.eval()  # running statistics do not change
@@ -186,9 +183,6 @@ def test_every_parameter_has_the_rate_of_its_part(tmp_path):
     e.close()
 
 
-# ---- resume --------------------------------------------------------------------------------------------------------------
-
-
 def moments(e):
     names = {id(p): name for name, p in e.policy.named_parameters()}
     state = e.optimizer.state
@@ -213,9 +207,6 @@ def test_a_choice_that_has_changed_is_said_and_every_parameter_keeps_its_moments
     e.learn()
     assert e.epoch == 2
     e.close()
-
-
-# ---- overrides, mistakes -------------------------------------------------------------------------------------------------
 
 
 def test_an_own_optimizer_takes_the_groups(tmp_path):

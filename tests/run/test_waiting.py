@@ -107,9 +107,6 @@ def test_a_mixture_knows_the_refused_files_of_its_parts(tmp_path):
         wait_for_data(mixture, 0.0, times(1))
 
 
-# ---- within an experiment --------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def impatient(monkeypatch):
     monkeypatch.setattr("amago.run.building.REFUSED_SECONDS", 0.1)

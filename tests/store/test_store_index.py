@@ -6,10 +6,7 @@ import logging
 import os
 import pickle
 import random
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -101,15 +98,6 @@ def test_a_damaged_journal_costs_a_place_at_most(tmp_path, harm):
     put(tmp_path, [4], "0")
     again.refresh()
     assert episodes(opened(tmp_path)) == [0, 1, 2, 3, 4]
-
-
-def test_without_a_journal_the_names_decide(tmp_path):
-    store = TrajectoryStore(tmp_path)
-    for i, name in enumerate("dcba"):
-        put(tmp_path, [i], name)
-        store.refresh()
-    (tmp_path / "order.journal").unlink()
-    assert episodes(opened(tmp_path)) == [3, 2, 1, 0]
 
 
 def test_state_is_json_and_restores_order_and_counters(tmp_path):
@@ -253,15 +241,6 @@ def test_stores_and_views_go_to_other_processes(tmp_path):
     put(tmp_path, [7])
     again.refresh()
     assert episodes(again) == [5, 6, 7]
-
-
-def test_a_forked_process_reads_while_the_parent_does(tmp_path):
-    put(tmp_path, range(5))
-    store = opened(tmp_path)
-    store.read(0)
-    script = Path(__file__).with_name("fork_reader.py")
-    done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout) == (0, "child [0, 1, 2, 3, 4]\nparent [0, 1, 2, 3, 4]\n"), done.stderr
 
 
 def test_files_are_closed_when_the_store_is_dropped(tmp_path):

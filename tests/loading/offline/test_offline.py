@@ -15,7 +15,6 @@ from amago.loading import (
     DiskTrajDataset,
     MinariDataset,
     MixtureOfDatasets,
-    OfflineDataset,
     SequenceLoader,
 )
 from amago.loading.offline.arrays import read_npz
@@ -261,24 +260,6 @@ def test_hostile_hdf5_files_are_refused(tmp_path):
             file[name] = h5py.ExternalLink(str(tmp_path / "other.hdf5"), name)
     with refused(ValueError, "lacks observations, actions, rewards, terminations"):
         _ = D4RLDataset(tmp_path / "links.hdf5").source
-
-
-def test_a_failed_copy_leaves_nothing_behind(tmp_path):
-    directory = tmp_path / "buffer" / "protected"
-    arrays(tmp_path, rec.record()).copy_to(directory, "first", save_as="npz")
-    before = sorted(directory.iterdir())
-
-    class Broken(OfflineDataset):
-        def load(self):
-            return arrays(tmp_path, rec.record()).source
-
-    def stop(traj):
-        if traj.obs["observation"][0, 0] == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        Broken().copy_to(directory, "second", save_as="npz", progress=stop)
-    assert sorted(directory.iterdir()) == before
 
 
 @pytest.mark.parametrize("in_memory", [True, False])

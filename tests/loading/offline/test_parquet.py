@@ -7,7 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from hub_server import TOKEN, serving
-from run_inside import run_amago
+from run_inside import refusal, run_amago
 from store_helpers import assert_same
 
 from amago import ExtraField
@@ -97,11 +97,10 @@ def test_what_is_refused(tmp_path, capsys):
     write_buffer(tmp_path / "run", ACTIONS["bits"])
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "mine").touch()
-    assert main(["buffer", "export", str(tmp_path / "run"), str(tmp_path / "data"), "--to", "parquet"]) == 2
-    assert "not empty" in capsys.readouterr().err
+    assert "not empty" in refusal(capsys, "buffer", "export", str(tmp_path / "run"), str(tmp_path / "data"), "--to", "parquet")
     pq.write_table(pa.table({"a": [1]}), tmp_path / "other.parquet")
-    assert main(["buffer", "import", str(tmp_path / "other.parquet"), str(tmp_path / "again")]) == 2
-    assert "other.parquet is no dataset" in capsys.readouterr().err
+    said = refusal(capsys, "buffer", "import", str(tmp_path / "other.parquet"), str(tmp_path / "again"))
+    assert "other.parquet is no dataset" in said
 
 
 def test_a_dataset_is_pushed_with_its_card(tmp_path, monkeypatch):
@@ -144,8 +143,7 @@ def test_a_dataset_that_lerobot_wrote(tmp_path, capsys, caplog):
         assert traj.rews[:, 0].tolist() == [float(bool(traj.dones[-1, 0]) and t == steps[-1]) for t in steps]
     info = robot / "meta/info.json"
     info.write_text(info.read_text().replace('"v3.0"', '"v2.1"'))
-    assert main(["buffer", "import", str(robot), str(tmp_path / "other")]) == 2
-    assert "v2.1, but v3 is read" in capsys.readouterr().err
+    assert "v2.1, but v3 is read" in refusal(capsys, "buffer", "import", str(robot), str(tmp_path / "other"))
 
 
 def test_a_directory_of_npz_with_names_of_ones_own(tmp_path):
@@ -165,7 +163,7 @@ def test_a_directory_of_npz_with_names_of_ones_own(tmp_path):
 
 def test_names_that_a_file_lacks(tmp_path, capsys):
     np.savez(tmp_path / "a.npz", obs=np.zeros((2, 1)), rewards=np.zeros(2))
-    assert main(["buffer", "import", str(tmp_path / "a.npz"), str(tmp_path / "run"), "--fields", "observations=pixels"]) == 2
-    message = capsys.readouterr().err
+    words = ["buffer", "import", str(tmp_path / "a.npz"), str(tmp_path / "run"), "--fields", "observations=pixels"]
+    message = refusal(capsys, *words)
     assert "observations=pixels" in message
     assert "['obs', 'rewards']" in message
