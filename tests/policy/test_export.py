@@ -288,7 +288,7 @@ def test_what_is_illegal_is_never_taken(tmp_path):
     obs = gym.spaces.Dict({"legal": gym.spaces.Box(-1, 1, (4,), np.int8), "x": gym.spaces.Box(-1, 1, (3,), np.float32)})
     run = make_run(tmp_path, obs=obs, **{"ActionMask.key": "legal"})
     policy = amago.load_policy(run)
-    exported, chosen = Exported(policy.export(tmp_path / "step.pt2"), ACTORS), []
+    exported, chosen = Exported(StepModel(policy.agent), ACTORS), []
     beside = amago.load_policy(run, num_envs=ACTORS, sample=False)
     for seen, reward, done in stream(VECTOR, 60, ACTORS):
         own = {"legal": (seen["b"] > 0).astype(np.int8), "x": seen["b"][:, :3]}
@@ -327,7 +327,13 @@ def test_the_program_of_the_tutorial(tmp_path):
     )
     policy = amago.load_policy(e.run_dir, sample=False)
     e.close()
-    policy.export(tmp_path / "policy.onnx")
+    exported, memory = (
+        Exported(policy.export(tmp_path / "policy.onnx"), 1),
+        ["keys", "lengths", "prev_action", "time_idx", "values"],
+    )
+    inputs = ["obs.observation", "reward", "done", *(f"memory.{m}" for m in memory)]
+    assert [i.name for i in exported.session.get_inputs()] == inputs
+    assert exported.outputs == ["action", "probs", *(f"next_memory.{m}" for m in memory)]
     (tmp_path / "program.py").write_text(text)
     done = run_script(tmp_path / "program.py", cwd=tmp_path)
     env = gym.make("CartPole-v1")
@@ -338,20 +344,6 @@ def test_the_program_of_the_tutorial(tmp_path):
         total, over = total + reward, terminated or truncated
     assert done.text == f"return: {total}\n"
     assert total > 5
-
-
-@needs_onnx
-def test_names_of_inputs_and_outputs(runs, tmp_path):
-    exported = Exported(amago.load_policy(runs("transformer")).export(tmp_path / "step.onnx"), 1)
-    memory = ["keys", "lengths", "prev_action", "time_idx", "values"]
-    assert [i.name for i in exported.session.get_inputs()] == [
-        "obs.a",
-        "obs.b",
-        "reward",
-        "done",
-        *(f"memory.{m}" for m in memory),
-    ]
-    assert exported.outputs == ["action", "probs", *(f"next_memory.{m}" for m in memory)]
 
 
 def test_without_the_packages_of_onnx(runs, tmp_path, monkeypatch):
@@ -374,9 +366,8 @@ def test_the_step_leaves_its_arguments_alone(runs, traj):
         assert all(first[2][k].equal(again[2][k]) for k in memory)
 
 
-def test_the_description(runs, tmp_path):
-    exported = Exported(amago.load_policy(runs("gru")).export(tmp_path / "step.pt2"), 1)
-    d = exported.description
+def test_the_description(runs):
+    d = Exported(StepModel(amago.load_policy(runs("gru")).agent), 1).description
     assert d["memory"] == {
         "hidden": {"shape": [2, 1, 16], "dtype": "float32"}, "prev_action": {"shape": [1, 4], "dtype": "float32"},
         "time_idx": {"shape": [1], "dtype": "int64"},
