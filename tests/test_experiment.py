@@ -42,21 +42,17 @@ def test_every_sequence_model_learns_in_every_action_space(tmp_path, make_env, t
     assert math.isfinite(metrics[TOTAL])
 
 
-def _in_mode(env_mode):
-    make = tiny.cartpoles if env_mode == "already_vectorized" else tiny.cartpole
-    return {"make_env": make, "env_mode": env_mode, "train_timesteps_per_epoch": 35, "val_timesteps_per_epoch": 31}
-
-
 @pytest.mark.parametrize("env_mode", ["sync", "async", "already_vectorized"])
 def test_every_env_mode(tmp_path, env_mode):
-    fields = _in_mode(env_mode)
+    make = tiny.cartpoles if env_mode == "already_vectorized" else tiny.cartpole
+    fields = {"make_env": make, "env_mode": env_mode, "train_timesteps_per_epoch": 35, "val_timesteps_per_epoch": 31}
     with closing(learned(tmp_path, val_interval=1, env_workers=2 if env_mode == "async" else None, **fields)) as e:
         only_reset = 0 if env_mode != "already_vectorized" else rows(e.run_dir, "rollout")[0]["values"]["Number of Rollouts"]
         assert 70 - only_reset <= e.env_steps <= 70 - min(only_reset, 1)
         assert e.learner.grad_steps == 2
         assert rows(e.run_dir, "val")[0]["values"]["Number of Rollouts"] >= 2
         assert rows(e.run_dir, "rollout")[0]["values"]["Number of Rollouts"] >= 2
-        assert e.evaluate_test(fields["make_env"], timesteps=31)["Number of Rollouts"] >= 2
+        assert e.evaluate_test(make, timesteps=31)["Number of Rollouts"] >= 2
     assert not multiprocessing.active_children()
 
 

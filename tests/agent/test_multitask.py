@@ -14,10 +14,6 @@ from amago.agent import MultiTaskAgent, exp_filter, leaky_relu_filter
 both_agents = pytest.mark.parametrize("agent_type", AGENTS.values(), ids=AGENTS)
 
 
-def multitask(kind, **options):
-    return build(kind, agent_type=MultiTaskAgent, **options)
-
-
 def test_filters():
     adv = torch.tensor([-2.0, 0.0, 3.0])
     line = {"tau": 0.0, "target_f0": 0.0, "clip_weights_low": None, "clip_weights_high": None, "add_binary": False}
@@ -27,7 +23,9 @@ def test_filters():
         leaky_relu_filter(adv, **line | {"clip_weights_low": 0.0, "clip_weights_high": 1.0}), torch.tensor([0.0, 0.0, 1.0])
     )
     config.bind({"leaky_relu_filter.add_binary": False, "MultiTaskAgent.fbc_filter_func": leaky_relu_filter})
-    assert multitask("discrete").fbc_filter_func(adv).tolist() == pytest.approx([1e-7, 0.01, 0.01 + 0.05 * 0.01 / 2 + 2.99 / 2])
+    assert build("discrete", agent_type=MultiTaskAgent).fbc_filter_func(adv).tolist() == pytest.approx(
+        [1e-7, 0.01, 0.01 + 0.05 * 0.01 / 2 + 2.99 / 2]
+    )
 
 
 def test_exponential_weights_have_a_ceiling():

@@ -60,22 +60,18 @@ def oracle(actor, episode, start, stop, n, gamma):
 
 
 def makers(mode):
-    if mode in ("sync", "async"):
+    if mode == "sync":
         return [lambda i=i: AMAGOEnv(Rules(i), "rules") for i in range(N)], mode
     envs = [lambda i=i: Rules(i) for i in range(N)]
     how = AutoresetMode[mode]
     return [lambda: AMAGOEnv(gym.vector.SyncVectorEnv(envs, autoreset_mode=how), "rules", batched_envs=N)], "already_vectorized"
 
 
-MODES = ["sync", "async", *(m.name for m in AutoresetMode)]
-
-
 def collect(root, mode, **recorder):
     """Play in a pool, into the store of a dataset called "run"."""
     make_envs, env_mode = makers(mode)
     options = {"save_trajs_to": str(root / "run" / "buffer" / "fifo"), "save_trajs_as": "segments"} | recorder
-    workers = {"workers": 1} if mode == "async" else {}
-    with closing(make_pool(make_envs, env_mode, parallel_actors=N, recorder=options, seed=1, **workers)) as pool:
+    with closing(make_pool(make_envs, env_mode, parallel_actors=N, recorder=options, seed=1)) as pool:
         pool.reset()
         for _ in range(STEPS):
             pool.step(np.zeros((N, 1), np.int64))
@@ -112,7 +108,7 @@ def whole(view):
     return [RLData.from_traj(view.read(i).derive(view.action_spec(i))) for i in range(len(view))]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["sync", *(m.name for m in AutoresetMode)])
 def test_every_way_of_collecting_gives_the_targets_of_the_oracle(tmp_path, mode):
     collect(tmp_path, mode)
     samples = whole(opened(tmp_path, 10).store.view())

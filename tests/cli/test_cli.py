@@ -3,7 +3,6 @@
 import math
 import re
 import shlex
-import subprocess
 import sys
 from argparse import ArgumentParser
 
@@ -367,16 +366,6 @@ def test_every_command_takes_every_form_and_prints_commands_that_run(module, cap
     assert main(["buffer", "import", "data.npz", "imported", "--env", form]) == 0
 
 
-def test_modules_are_found_in_the_working_directory(tmp_path):
-    """By the installed command, too, whose search path does not begin there."""
-    (tmp_path / "mine.py").write_text(MODULE)
-    code = "import sys\nsys.path[:] = [p for p in sys.path if p not in ('', %r)]\nfrom amago.cli import main\nsys.exit(main())"
-    argv = [sys.executable, "-c", code % str(tmp_path), "train", "mine:maze", "--run-name", "a", "--buffer-dir", "r", *TINY]
-    done = subprocess.run(argv, cwd=tmp_path, env=tiny.environment(), capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert yaml.safe_load((tmp_path / "r" / "a" / "settings.yaml").read_text())["env"] == "mine:maze"
-
-
 def test_a_function_makes_the_environment(module, monkeypatch):
     monkeypatch.syspath_prepend(".")
     assert GymEnv("mine:maze")(render_mode="rgb_array").render_mode == "rgb_array"
@@ -430,7 +419,7 @@ def test_evaluations_whose_length_a_command_chose_end_with_a_result(tmp_path, ca
 
 
 def test_demo(tmp_path, capsys):
-    assert main(["demo", "--epochs", "2", "--minutes", "0.2", "--out", str(tmp_path / "out"), "--quiet"]) == 0
+    assert main(["demo", "--epochs", "1", "--out", str(tmp_path / "out"), "--quiet"]) == 0
     out = capsys.readouterr().out
     head, row = (line.split() for line in out.splitlines() if line.strip().startswith(("attempt", "Transformer")))
     assert head == ["attempt", "1", "2", "3", "4", "5", "6"]
