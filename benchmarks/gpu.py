@@ -41,8 +41,8 @@ ROOT = Path(__file__).parents[1]
 MODELS = ("ff", "transformer", "gru", "mingru", "mamba")
 PEAKS = {"H100": (495e12, 989e12), "H200": (495e12, 989e12), "A100": (156e12, 312e12), "L40S": (183e12, 362e12)}
 """Operations a second of data sheets, without sparsity: (TF32, bf16)."""
-STEPS = 4
-"""Steps of the policy that are counted together."""
+STEPS = 4, 64
+"""Steps of the policy that are counted together; with graphs: a phase, of which three steps are ordinary ones and one is captured."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Case:
     def name(self) -> str:
         what = f"{self.agent}, {self.actions}, {self.model}"
         if self.actors:
-            return f"step, {what}, {self.actors} actors"
+            return f"step, {what}, {self.actors} actors{', graphs' * self.graphs}"
         half = "" if self.precision == "no" else f"{self.precision}, "
         return (
             f"update, {what}, {half}length {self.length}, {'compiled' if self.compiled else 'eager'}{', graphs' * self.graphs}"
@@ -95,6 +95,7 @@ def cases(smoke: bool) -> Iterator[Case]:
     for model in MODELS:
         for actors in (16, 512, 4096):
             yield Case("agent", "discrete", model, actors=actors)
+            yield Case("agent", "discrete", model, actors=actors, graphs=True)
 
 
 # ---- the work -----------------------------------------------------------------------------------------------------------
@@ -121,7 +122,7 @@ class Noise(gym.vector.VectorEnv):
 
 @contextmanager
 def work_of(case: Case) -> Iterator[Callable[[], Any]]:
-    """A function that makes one update, or `STEPS` steps, of a run whose agent is on the GPU."""
+    """A function that makes one update, or some steps, of a run whose agent is on the GPU."""
     import amago
     from amago import cli_utils, config
     from amago.envs import AMAGOEnv
@@ -152,7 +153,7 @@ def work_of(case: Case) -> Iterator[Callable[[], Any]]:
         assert e.DEVICE.type == "cuda"
         try:
             if case.actors:
-                yield lambda: e.actors.train.run(e.policy, STEPS)
+                yield lambda: e.actors.train.run(e.policy, STEPS[case.graphs])
                 return
             sizes: Any = Namespace(action_space=space, batch=case.batch, length=case.length, d_obs=20)
             batch = learner.make_batch(sizes).to(e.DEVICE)
@@ -256,7 +257,7 @@ def rows(options: Namespace) -> Iterator[Row]:
     card = "H100" if simcuda is not None else torch.cuda.get_device_name()
     peak = next((p for name, p in PEAKS.items() if name in card), PEAKS["H100"])
     for case in wanted:
-        each = STEPS if case.actors else 1
+        each = STEPS[case.graphs] if case.actors else 1
         with work_of(case) as work:
             for _ in range(3 if simcuda is not None else 10):
                 work()
