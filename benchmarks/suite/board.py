@@ -28,6 +28,7 @@ class Entry:
         judged: rollouts of the evaluations after training.
         budget: processor seconds, unless the command gives others.
         goal: mean return; a run ends early when several evaluations in a row have reached it. None: it does not.
+        after: name of the row before, with whose last weights a run of the same seed begins. None: with new ones.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Entry:
     judged: int = JUDGED
     budget: float = BUDGET
     goal: float | None = None
+    after: str | None = None
 
 
 @dataclass(frozen=True)
@@ -77,13 +79,17 @@ def main(board: Board, argv: list[str] | None = None) -> int:
         torch.set_num_threads(1)
         for entry in (e for e in board.entries if e.name in args.tasks):
             path = result_path(args.results, entry.name, args.seeds)
-            work = (args.work or args.results.parent / "work" / args.results.name) / f"{entry.name}_{args.seeds}"
+            works = args.work or args.results.parent / "work" / args.results.name
+            work = works / f"{entry.name}_{args.seeds}"
             words = f"{entry.words} {args.more}".strip()
+            begins = None if entry.after is None else works / f"{entry.after}_{args.seeds}.pt"
             budget = entry.budget if args.budget is None else args.budget
             with claimed(path):
-                train(entry.script, words, entry.name, args.seeds, path, work, budget, entry.judged, entry.goal)
+                train(entry.script, words, entry.name, args.seeds, path, work, budget, entry.judged, entry.goal, begins)
         return 0
-    jobs = [(t, s) for s in range(args.seeds) for t in args.tasks if not is_done(result_path(args.results, t, s))]
+    chains = [args.tasks] if any(e.after for e in board.entries) else [[t] for t in args.tasks]
+    todo = [(c, s) for s in range(args.seeds) for c in chains]
+    jobs = [(c, s) for c, s in todo if not all(is_done(result_path(args.results, t, s)) for t in c)]
     return 0 if in_processes(jobs, lambda job: _words(board, *job, args), args.jobs) else 1
 
 
@@ -113,7 +119,7 @@ def _parser(board: Board) -> ArgumentParser:
     return parser
 
 
-def _words(board: Board, task: str, seed: int, args: Namespace) -> list[str]:
-    words = [f"benchmarks.suite.{board.module}", "one", "--tasks", task, "--seeds", str(seed), "--results", str(args.results)]
+def _words(board: Board, tasks: Sequence[str], seed: int, args: Namespace) -> list[str]:
+    words = [f"benchmarks.suite.{board.module}", "one", "--tasks", *tasks, "--seeds", str(seed), "--results", str(args.results)]
     words += [f"--more={args.more}"] + ([] if args.budget is None else ["--budget", str(args.budget)])
     return words + (["--work", str(args.work)] if args.work is not None else [])

@@ -53,6 +53,7 @@ def train(
     budget: float,
     judged: int = JUDGED,
     goal: float | None = None,
+    begins: Path | None = None,
 ) -> None:
     """Run an example or `amago train`, or continue it from its last training state; done already: nothing.
 
@@ -61,16 +62,18 @@ def train(
         words: its arguments, without those of the run's name, directory and seed.
         task: what the result is called.
         path: of the result, a file of `benchmarks.suite.recorded`.
-        work: folder for the replay buffer and training states of this run alone; deleted at the end.
+        work: folder for the replay buffer and training states of this run alone; deleted at the end, when ``work``.pt has the last weights.
         budget: processor seconds.
         judged: rollouts of each evaluation after training.
         goal: of `benchmarks.suite.recorded.Recorder`.
+        begins: file of the weights with which the run begins; None: with new ones.
     """
     if is_done(path):
         return
     words = f"{words} --seed {seed} --no_async"
     run = _experiment(script, [*words.split(), "--run_name", "run", "--buffer_dir", str(work)])
     run.resume, run.ckpt_interval, run.keep_training_states, run.verbose = "auto", 10, 1, False
+    run.init_from = begins
     command = f"{script if script == AMAGO_TRAIN else f'examples/{script}'} {words}"
     recorder, kept = Recorder(path, {"task": task, "seed": seed, "command": command}, budget, goal), KeepBest()
     run.callbacks = [*run.callbacks, kept, recorder]
@@ -84,6 +87,8 @@ def train(
             seen = False
         spent = {"cpu": round(recorder.cpu, 2), "steps": run.env_steps, "updates": run.learner.grad_steps}
         final = judge(run, judged)
+        run.write_latest_policy()
+        shutil.copy(run.checkpoints.latest, work.with_name(f"{work.name}.pt"))
         if kept.best is not None and (seen or points(path)[-1].score < kept.best):
             run.load_checkpoint_from_path(str(run.ckpt_dir / "best" / "policy.pt"), is_accelerate_state=False)
             final["best"] = {name: score for name, score in judge(run, judged).items() if name in ("greedy", "sampled")}

@@ -23,6 +23,7 @@ from benchmarks.suite import (  # fmt: skip
     supervised,
     tmaze,
     tmaze_cost,
+    tmaze_longer,
 )
 from benchmarks.suite.__main__ import main
 from benchmarks.suite.recorded import Point, Recorder
@@ -218,6 +219,20 @@ def test_a_corridor_is_trained_and_shown(tmp_path, capsys, monkeypatch):
     assert judged == [False, True], "the last weights, then those of the best evaluation, which was before training"
     assert not (tmp_path / "work" / "r" / "300_gru_1").exists()
     assert "| 300, gru | " in shown(tmaze.BOARD, results, capsys)[0]
+
+
+def test_a_longer_corridor_begins_with_the_weights_of_a_shorter_one(tmp_path, capsys, monkeypatch):
+    board = judged_by_two(tmaze_longer.BOARD)
+    words = (
+        "--horizon 6 --timesteps_per_epoch 12 --memory_size 8 --parallel_actors 2 --grads_per_epoch 2 --epochs 1 --batch_size 2"
+    )
+    monkeypatch.setattr(tmaze_longer, "BOARD", board)
+    trained(tmaze_longer.BOARD, tmp_path / "r", "--tasks", "300", "1000", "--seeds", "0", f"--more={words}")
+    trained(tmaze_longer.BOARD, tmp_path / "r", "--tasks", "3000", "--seeds", "0", "--budget", "0", f"--more={words}")
+    first, second, third = (load_weight_file(tmp_path / "work" / "r" / f"{h}_0.pt").weights for h in (300, 1000, 3000))
+    assert all(torch.equal(third[name], weight) for name, weight in second.items()), "without an update"
+    assert any(not torch.equal(first[name], weight) for name, weight in second.items())
+    assert [row.split(" | ")[0] for row in shown(tmaze_longer.BOARD, tmp_path / "r", capsys)] == ["| 300", "| 1,000", "| 3,000"]
 
 
 def test_methods_learn_from_a_record_and_are_shown(tmp_path, capsys, monkeypatch):
