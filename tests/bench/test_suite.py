@@ -232,7 +232,11 @@ def test_a_longer_corridor_begins_with_the_weights_of_a_shorter_one(tmp_path, ca
     first, second, third = (load_weight_file(tmp_path / "work" / "r" / f"{h}_0.pt").weights for h in (300, 1000, 3000))
     assert all(torch.equal(third[name], weight) for name, weight in second.items()), "without an update"
     assert any(not torch.equal(first[name], weight) for name, weight in second.items())
-    assert [row.split(" | ")[0] for row in shown(tmaze_longer.BOARD, tmp_path / "r", capsys)] == ["| 300", "| 1,000", "| 3,000"]
+    assert [row.split(" | ")[0] for row in shown(tmaze_longer.BOARD, tmp_path / "r", capsys)] == [
+        "| 300, growing",
+        "| 1,000, growing",
+        "| 3,000, growing",
+    ]
 
 
 def test_methods_learn_from_a_record_and_are_shown(tmp_path, capsys, monkeypatch):
