@@ -128,8 +128,8 @@ class WeightCache:
 
     It is valid while every source is the same storage at the same version, and no optimizer has stepped. Writes through
     ``Tensor.data`` raise no version: modules call `clear` when they change their mode, which covers updates in training. Where
-    gradients are on, in the capture of a CUDA graph, or where a source is an inference tensor (which has no version), nothing is cached. Threads may share a cache;
-    copies of it are empty.
+    gradients are on, in the capture of a CUDA graph, or where a source is an inference tensor (which has no version), nothing
+    is cached. Threads may share a cache; copies of it are empty.
     """
 
     def __init__(self) -> None:
