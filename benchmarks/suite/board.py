@@ -83,9 +83,10 @@ def main(board: Board, argv: list[str] | None = None) -> int:
             work = works / f"{entry.name}_{args.seeds}"
             words = f"{entry.words} {args.more}".strip()
             begins = None if entry.after is None else works / f"{entry.after}_{args.seeds}.pt"
+            keeps = works / f"{entry.name}_{args.seeds}.pt" if any(e.after == entry.name for e in board.entries) else None
             budget = entry.budget if args.budget is None else args.budget
             with claimed(path):
-                train(entry.script, words, entry.name, args.seeds, path, work, budget, entry.judged, entry.goal, begins)
+                train(entry.script, words, entry.name, args.seeds, path, work, budget, entry.judged, entry.goal, begins, keeps)
         return 0
     chains = [args.tasks] if any(e.after for e in board.entries) else [[t] for t in args.tasks]
     todo = [(c, s) for s in range(args.seeds) for c in chains]

@@ -54,6 +54,7 @@ def train(
     judged: int = JUDGED,
     goal: float | None = None,
     begins: Path | None = None,
+    keeps: Path | None = None,
 ) -> None:
     """Run an example or `amago train`, or continue it from its last training state; done already: nothing.
 
@@ -62,19 +63,21 @@ def train(
         words: its arguments, without those of the run's name, directory and seed.
         task: what the result is called.
         path: of the result, a file of `benchmarks.suite.recorded`.
-        work: folder for the replay buffer and training states of this run alone; deleted at the end, when ``work``.pt has the last weights.
+        work: folder for the replay buffer and training states of this run alone; deleted at the end.
         budget: processor seconds.
         judged: rollouts of each evaluation after training.
         goal: of `benchmarks.suite.recorded.Recorder`.
-        begins: file of the weights with which the run begins; None: with new ones.
+        begins: file of the weights with which the run begins; None: as the words say.
+        keeps: file for its last weights; None: they are not kept.
     """
     if is_done(path):
         return
     words = f"{words} --seed {seed} --no_async"
-    run = _experiment(script, [*words.split(), "--run_name", "run", "--buffer_dir", str(work)])
+    initial = [] if begins is None else ["--init_from", str(begins)]
+    run = _experiment(script, [*words.split(), *initial, "--run_name", "run", "--buffer_dir", str(work)])
     run.resume, run.ckpt_interval, run.keep_training_states, run.verbose = "auto", 10, 1, False
-    run.init_from = begins
     command = f"{script if script == AMAGO_TRAIN else f'examples/{script}'} {words}"
+    command += "" if begins is None else f" --init_from {begins.name}"
     recorder, kept = Recorder(path, {"task": task, "seed": seed, "command": command}, budget, goal), KeepBest()
     run.callbacks = [*run.callbacks, kept, recorder]
     try:
@@ -87,8 +90,9 @@ def train(
             seen = False
         spent = {"cpu": round(recorder.cpu, 2), "steps": run.env_steps, "updates": run.learner.grad_steps}
         final = judge(run, judged)
-        run.write_latest_policy()
-        shutil.copy(run.checkpoints.latest, work.with_name(f"{work.name}.pt"))
+        if keeps is not None:
+            run.write_latest_policy()
+            shutil.copy(run.checkpoints.latest, keeps)
         if kept.best is not None and (seen or points(path)[-1].score < kept.best):
             run.load_checkpoint_from_path(str(run.ckpt_dir / "best" / "policy.pt"), is_accelerate_state=False)
             final["best"] = {name: score for name, score in judge(run, judged).items() if name in ("greedy", "sampled")}

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from benchmarks.suite.board import Board, Entry, main
 from benchmarks.suite.example import read
+from benchmarks.suite.recorded import is_done
 from benchmarks.suite.statistics import time_to_threshold
 from benchmarks.suite.tmaze import SOLVED
 
@@ -34,12 +35,13 @@ BUDGET = {3000: 3600.0, 10000: 10800.0}
 def table(results: Path) -> str:
     """One row for each length: greedy returns, updates and processor seconds until the threshold, and those of all lengths until then."""
     lines = ["| steps | greedy, by seed | updates | CPU s until 0.95 | with the lengths before |", "| --- " * 5 + "|"]
-    before: dict[int, float] = {}
+    before: dict[str, float] = {}  # of each seed
     for h in HORIZONS:
         if not (found := read(results / str(h))):
             continue
+        seeds = [path.stem for path in sorted((results / str(h)).glob("seed*.jsonl")) if is_done(path)]
         times, totals = [time_to_threshold(r.curve, SOLVED) for r in found], []
-        for seed, (r, reached) in enumerate(zip(found, times)):
+        for seed, r, reached in zip(seeds, found, times, strict=True):
             totals.append(before.get(seed, 0.0) + reached)
             before[seed] = before.get(seed, 0.0) + r.cpu
         columns = [f"{r.greedy:.2f}" for r in found], [f"{r.updates:,}" for r in found], *map(_seconds, (times, totals))
