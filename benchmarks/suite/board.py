@@ -90,8 +90,8 @@ def main(board: Board, argv: list[str] | None = None) -> int:
         return 0
     chains = [args.tasks] if any(e.after for e in board.entries) else [[t] for t in args.tasks]
     todo = [(c, s) for s in range(args.seeds) for c in chains]
-    jobs = [(c, s) for c, s in todo if not all(is_done(result_path(args.results, t, s)) for t in c)]
-    return 0 if in_processes(jobs, lambda job: _words(board, *job, args), args.jobs) else 1
+    jobs = [(*c, s) for c, s in todo if not all(is_done(result_path(args.results, t, s)) for t in c)]
+    return 0 if in_processes(jobs, lambda job: _words(board, job[:-1], job[-1], args), args.jobs) else 1
 
 
 def _parser(board: Board) -> ArgumentParser:
