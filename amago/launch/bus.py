@@ -14,7 +14,7 @@ from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 
 from amago.registry import require
-from amago.store.files import TEMPORARY, replace_file
+from amago.store.files import TEMPORARY, sync, sync_directory
 
 OUT, POLICY, BEATS = "out", "policy.pt", "beat"
 """Names on a bus: bundles of collectors, the newest policy, signs of life of nodes."""
@@ -83,11 +83,13 @@ class Bus:
                 fs.pipe_file(full, content)
                 return
             fs.makedirs(folder, exist_ok=True)
+            part = f"{folder}/{TEMPORARY}{base}"  # the same in each attempt: it replaces what one that was killed has left
+            fs.pipe_file(part, content)
             if self.local:
-                replace_file(Path(full), lambda tmp: tmp.write_bytes(content))
+                sync(Path(part))
+                os.replace(part, full)
+                sync_directory(Path(folder))
             else:
-                part = f"{folder}/{TEMPORARY}{os.getpid()}-{base}"
-                fs.pipe_file(part, content)
                 fs.mv(part, full)
 
     def get(self, name: str) -> bytes:

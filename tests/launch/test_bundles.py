@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import uuid
 import zipfile
 
@@ -150,6 +152,16 @@ def test_files_are_replaced_deleted_twice_and_missing_without_harm(bus):
         assert bus.get_json("a/b") is None
     with pytest.raises(FileNotFoundError):
         bus.get("a/b")
+
+
+def test_a_file_whose_writer_was_killed_is_put_again_and_nothing_else_stays(tmp_path):
+    code = "import os, sys; from amago.launch.bus import Bus; os.replace = lambda *names: os._exit(9); Bus(sys.argv[1]).put('out/n/0', b'1')"
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "bus")], check=False).returncode == 9
+    bus = Bus(str(tmp_path / "bus"))
+    assert bus.names("out/n") == []
+    bus.put("out/n/0", b"12")
+    assert os.listdir(tmp_path / "bus" / "out" / "n") == ["0"]
+    assert bus.get("out/n/0") == b"12"
 
 
 def test_a_bus_goes_on_after_its_server_was_down(tmp_path, monkeypatch):
