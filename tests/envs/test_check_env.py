@@ -9,6 +9,7 @@ import pytest
 from composite_envs import SPACES, make_lock, make_locks
 from counting_env import CountingEnv
 from messages import check_refused, naming
+from support.nim import Nim
 from tiny import Bits
 
 import amago
@@ -194,31 +195,11 @@ def test_simulators_that_cannot_repeat(fault):
     amago.check_env(FAULTS[fault][0], seeded=False)
 
 
-class Masked(gym.Env):
-    """Refuses what the mask does not allow."""
-
-    observation_space = gym.spaces.Dict(action_mask=gym.spaces.MultiBinary(5), at=gym.spaces.Box(0, 1, (1,), np.float32))
-    action_space = gym.spaces.Discrete(5)
-
-    def observe(self):
-        self.allowed = int(self.np_random.integers(5))
-        return {"action_mask": np.eye(5, dtype=np.int8)[self.allowed], "at": np.zeros(1, np.float32)}
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t = 0
-        return self.observe(), {}
-
-    def step(self, action):
-        if action != self.allowed:
-            raise RuntimeError(f"{action} is illegal")
-        self.t += 1
-        return self.observe(), 0.0, self.t == 7, False, {}
-
-
 def test_illegal_actions_are_not_tried():
+    with pytest.raises(CheckError, match="from a heap of"):
+        amago.check_env(lambda: AMAGOEnv(Nim(raise_if_illegal=True)))
     config.bind({"ActionMask.key": "action_mask"})
-    amago.check_env(lambda: AMAGOEnv(Masked(), env_name="Masked"))
+    amago.check_env(lambda: AMAGOEnv(Nim(raise_if_illegal=True)))
 
 
 class Rows(gym.Env):

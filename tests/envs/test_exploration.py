@@ -8,7 +8,7 @@ import pytest
 from counting_env import CountingEnv, make_counting, make_vector
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from messages import check_refused, naming
+from messages import check_refused, naming, refused
 
 import amago
 from amago import config
@@ -160,10 +160,5 @@ def test_the_recorded_action_is_the_one_taken():
 
 
 def test_a_field_known_by_name_is_not_misspelt():
-    check_refused(
-        ValueError,
-        (
-            naming("extra_fields[0]", "'log_probs'", "'log_prob'"),
-            lambda: amago.loading.dataset.check_extra_fields(["log_probs"]),
-        ),
-    )
+    with refused(ValueError, "extra_fields[0]", "'log_probs'", "'log_prob'"):
+        amago.loading.dataset.check_extra_fields(["log_probs"])

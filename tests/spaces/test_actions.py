@@ -7,14 +7,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import tiny
-import torch
 from composite_envs import SPACES, Lock, make_lock, make_locks, numbers
 from messages import check_refused, naming, refused
 
 import amago
 from amago import config
 from amago.agent import Agent, MultiTaskAgent
-from amago.data.batch import Batch
 from amago.data.trajectory import StoredTraj
 from amago.envs import AMAGOEnv
 from amago.envs.exploration import EpsilonGreedy
@@ -176,46 +174,6 @@ def test_wrong_spaces_and_dtypes() -> None:
     )
 
 
-def build(name: str, agent_type: type[Any]) -> Any:
-    return tiny.agent(AMAGOEnv(Lock(name)), agent_type=agent_type, max_seq_len=4, use_multigamma=True)
-
-
-def batch_of(name: str, stored_form: bool) -> Batch:
-    space, spec = SPACES[name], action_spec(SPACES[name])
-    rng = np.random.default_rng(3)
-    space.seed(3)
-    stored = np.stack([[spec.from_env(space.sample()) for _ in range(3)] for _ in range(2)])
-    width = Lock(name).blank.size
-    vector = torch.from_numpy(spec.to_vector(stored))
-    return Batch(
-        obs={"time": torch.zeros(2, 4, 1), "took": torch.from_numpy(rng.normal(size=(2, 4, width)).astype(np.float32))},
-        rl2s=torch.zeros(2, 4, 1 + spec.dim),
-        rews=torch.from_numpy(rng.normal(size=(2, 3, 1)).astype(np.float32)),
-        dones=torch.zeros(2, 3, 1, dtype=torch.bool),
-        actions=torch.from_numpy(stored) if stored_form else vector,
-        time_idxs=torch.arange(4).expand(2, 4).unsqueeze(-1),
-        mask=torch.ones(2, 4, 1),
-    )
-
-
-@NAMES
-@pytest.mark.parametrize("agent_type", [Agent, MultiTaskAgent])
-def test_losses_reach_everything_that_is_trained(name: str, agent_type: type[Any]) -> None:
-    losses = []
-    for stored_form in (False, True):
-        agent = build(name, agent_type)
-        torch.manual_seed(1)
-        loss = agent.losses(batch_of(name, stored_form), log_step=True)
-        assert (loss["actor"].shape, loss["critic"].shape) == ((2, 3, 2, 1), (2, 3, 4, 2, 1))
-        losses.append(torch.cat([loss["actor"].flatten(), loss["critic"].flatten()]))
-    assert losses[0].isfinite().all()
-    torch.testing.assert_close(losses[0], losses[1])
-    (loss["actor"].mean() + loss["critic"].mean()).backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in agent.trainable_params)
-    values = agent.get_values(batch_of(name, False))
-    assert values["q_sa"].shape == values["v_s"].shape == (2, 3, 2, 1)
-
-
 @NAMES
 def test_exploration_changes_each_part_in_its_own_way(name: str) -> None:
     config.bind({"EpsilonGreedy.randomize_eps": False, "EpsilonGreedy.eps_start": 1.0, "EpsilonGreedy.eps_end": 1.0})
@@ -309,20 +267,14 @@ def test_recordings_from_elsewhere(name: str) -> None:
     np.testing.assert_array_equal(traj.actions, spec.from_env(actions))
     assert converter.clipped == 0
     if name == "tuple":
-        far = (actions[0], actions[1] + 10.0)
-        np.testing.assert_array_equal(converter.convert("far", obs, far, rewards, ends, "lock").actions[:, 1:], np.ones((5, 2)))
+        index, numbers = actions
+        far = converter.convert("far", obs, (index, numbers + 10.0), rewards, ends, "lock")
+        np.testing.assert_array_equal(far.actions[:, 1:], np.ones((5, 2)))
         assert converter.clipped == 5
-        check_refused(
-            ValueError,
-            (
-                naming("wrong", "action[0, 0]", 2),
-                lambda: converter.convert("wrong", obs, (actions[0] + 3, actions[1]), rewards, ends, "lock"),
-            ),
-            (
-                naming("broken", "actions", "step 0"),
-                lambda: converter.convert("broken", obs, (actions[0], actions[1] * np.nan), rewards, ends, "lock"),
-            ),
-        )
+        with refused(ValueError, "wrong", "action[0, 0]", 2):
+            converter.convert("wrong", obs, (index + 3, numbers), rewards, ends, "lock")
+        with refused(ValueError, "broken", "actions", "step 0"):
+            converter.convert("broken", obs, (index, numbers * np.nan), rewards, ends, "lock")
 
 
 def test_the_combination_is_learned(tmp_path: Any) -> None:

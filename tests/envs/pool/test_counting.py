@@ -111,28 +111,19 @@ def read(root, kind):
     return {k: sorted(v) for k, v in pieces.items()}
 
 
-def finished(steps, idle=0):
-    """Episodes of each actor that end within so many steps, with ``idle`` steps between two."""
-    out = set()
+def finished(mode, steps):
+    """Episodes of each actor that end within so many steps, and the number of steps that moved an actor."""
+    out, moved = set(), 0
     for actor in range(N):
         t = episode = 0
-        while t + length_of(actor, episode) <= steps:
-            out.add((actor, episode))
-            t += length_of(actor, episode) + idle
+        while t < steps:
+            n = length_of(actor, episode)
+            moved += min(n, steps - t)
+            if t + n <= steps:
+                out.add((actor, episode))
+            t += n + (mode == "next_step")  # which takes a step to begin the next
             episode += 1
-    return out
-
-
-def frames(steps, idle):
-    """Steps that moved an actor, out of ``steps`` each."""
-    total = 0
-    for actor in range(N):
-        left, episode = steps, 0
-        while left > 0:
-            total += min(left, length_of(actor, episode))
-            left -= length_of(actor, episode) + idle
-            episode += 1
-    return total
+    return out, moved
 
 
 @pytest.mark.parametrize("kind", list(ACTIONS))
@@ -143,7 +134,7 @@ def test_every_number_is_where_it_belongs(mode, kind, tmp_path):
         play(pool, kind, steps)
         if mode.startswith("async"):
             assert not pool.obs["count"][:, 3].any(), "a worker's process has imported torch"
-        expected = finished(steps, idle=1 if mode == "next_step" else 0)
+        expected, moved = finished(mode, steps)
         assert pool.flush() == len(expected)
         stats = pool.drain()
     assert read(tmp_path, kind) == {(a, e): [(0, length_of(a, e))] for a, e in expected}
@@ -156,21 +147,17 @@ def test_every_number_is_where_it_belongs(mode, kind, tmp_path):
         assert record.ret == pytest.approx(sum(np.float32(reward_of(actor, episode, t)) for t in range(1, n + 1)), rel=1e-6)
         assert record.metrics.keys() == {"Episode Number", "time"}
         assert record.metrics["time"] == pytest.approx(np.mean(range(1, n + 1)))
-    assert stats.frames == {"counting": frames(steps, idle=1 if mode == "next_step" else 0)}
+    assert stats.frames == {"counting": moved}
 
 
 @pytest.mark.parametrize("stagger", [False, True])
 @pytest.mark.parametrize("mode", ["sync", "async", "next_step", "same_step"])
 def test_pieces_join(mode, stagger, tmp_path):
     """With save_every, pieces cover each rollout without gap; each begins with the last observation of the one before."""
-    pool = start(mode, "continuous", tmp_path, save_every=3, stagger=stagger)
-    steps = 50
-    try:
-        play(pool, "continuous", steps)
-    finally:
-        pool.close()
+    with closing(start(mode, "continuous", tmp_path, save_every=3, stagger=stagger)) as pool:
+        play(pool, "continuous", 50)
     pieces = read(tmp_path, "continuous")
-    expected = finished(steps, idle=1 if mode == "next_step" else 0)
+    expected, _ = finished(mode, 50)
     assert expected <= pieces.keys()
     firsts = set()
     for (actor, episode), found in pieces.items():
