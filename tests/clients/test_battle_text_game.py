@@ -5,11 +5,10 @@ sets, and what they bind in gin files. Nothing in them is written for this libra
 """
 
 import copy
-import time
-import uuid
 
 import gin
 import numpy as np
+import original_files as of
 import pytest
 import tiny
 import torch
@@ -58,36 +57,22 @@ traj_encoders.TformerTrajEncoder.attention_type = @transformer.VanillaAttention
 
 def write_replays(root, number):
     """Files as the original system writes them, of duels by a player who does what is legal."""
-    root.mkdir()
     rng, game = np.random.default_rng(0), Duel()
     for i in range(number):
         obs, info = game.reset(seed=i)
-        rows = {"text_tokens": [], "numbers": [], "illegal_actions": []}
-        actions, rews, dones = [], [], []
-
-        def see(obs, info, rows=rows):
-            rows["text_tokens"].append(obs["text_tokens"])
-            rows["numbers"].append(obs["numbers"])
-            rows["illegal_actions"].append(~np.isin(np.arange(ACTIONS), info["legal_actions"]))
-
-        see(obs, info)
-        over = False
-        while not over:
-            action = int(rng.choice(info["legal_actions"]))
-            obs, reward, terminated, truncated, info = game.step(action)
-            see(obs, info)
-            actions.append(np.eye(ACTIONS, dtype=np.float32)[action])
-            rews.append([reward])
-            dones.append([terminated])
+        seen, actions, rews, over = [], [], [], False
+        while True:
+            seen.append(obs | {"illegal_actions": ~np.isin(np.arange(ACTIONS), info["legal_actions"])})
+            if over:
+                break
+            actions.append(int(rng.choice(info["legal_actions"])))
+            obs, reward, terminated, truncated, info = game.step(actions[-1])
+            rews.append(reward)
             over = terminated or truncated
-        rl2s = np.concatenate((np.array(rews), np.stack(actions)), axis=1)
-        np.savez(
-            root / f"gen1_{uuid.UUID(int=i).hex[-8:]}_{time.time()}.npz",
-            rl2s=np.concatenate((np.zeros((1, 1 + ACTIONS)), rl2s)).astype(np.float32),
-            time_idxs=np.arange(len(rews) + 1, dtype=np.int64)[:, None], rews=np.array(rews, dtype=np.float32),
-            dones=np.array(dones, dtype=bool), actions=np.stack(actions),
-            **{f"_OBS_KEY_{k}": np.stack(v) for k, v in rows.items()},
-        )  # fmt: skip
+        rows = {k: np.stack([o[k] for o in seen]) for k in seen[0]}
+        content = of.arrays(of.one_hot(actions, ACTIONS), obs=lambda rng, t, rows=rows: rows)
+        content |= {"rews": np.array(rews, np.float32)[:, None], "dones": content["dones"] & terminated}
+        of.write(root, content, i, env="gen1")
 
 
 @pytest.fixture
@@ -119,9 +104,12 @@ def make_experiment(root, run_name, dataset, **fields):
 
 
 def pretrained(root):
-    experiment = make_experiment(root, "offline", ParsedReplays(str(root / "replays"), ["gen1"], missing_rate=0.3))
+    replays = ParsedReplays(str(root / "replays"), ["gen1"], missing_rate=0.3)
+    experiment = make_experiment(root, "offline", replays, critic_loss_weight=3.0)
     experiment.start()
+    before = experiment.policy.return_head.weight.detach().clone()
     experiment.learn()
+    assert not experiment.policy.return_head.weight.equal(before), "a loss of one's own is trained"
     return experiment
 
 
@@ -138,7 +126,7 @@ def test_offline_from_recordings(client):
     assert len(rows) >= 4
     for values in rows:
         assert values["Loss"] == pytest.approx(
-            values["Actor Loss"] + 10 * values["Critic Loss"] + 0.25 * values["Return Loss"], rel=1e-3
+            values["Actor Loss"] + 3 * values["Critic Loss"] + 0.25 * values["Return Loss"], rel=1e-3
         )
         assert "Advantage Scale" in values
     assert any("duel-encoder-out" in name for values in rows for name in values)

@@ -12,16 +12,11 @@ import pytest
 import tiny
 import torch
 from messages import naming
+from run_inside import refusal
 
 from amago.cli import main
 from amago.hindsight import FrozenTraj
-from amago.loading import (
-    DatasetSettings,
-    DiskTrajDataset,
-    OriginalDataset,
-    get_path_to_trajs,
-    load_traj_from_disk,
-)
+from amago.loading import DatasetSettings, DiskTrajDataset, OriginalDataset, get_path_to_trajs, load_traj_from_disk
 from amago.store import PickleRefusedError
 
 OBS = gym.spaces.Dict({"observation": gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)})
@@ -107,15 +102,15 @@ def collected(root, epochs=1, **fields):
     )  # fmt: skip
 
 
-def cartpole_files(root, count=6, part="fifo"):
+def cartpole_files(root):
     def obs(rng, t):
         return {"observation": rng.uniform(-1, 1, (t + 1, 4)).astype(np.float32)}
 
     files = []
-    for i in range(count):
+    for i in range(6):
         actions = of.one_hot(np.random.default_rng(i).integers(0, 2, 12), 2)
         content = of.arrays(actions, seed=i, obs=obs)
-        files.append(of.write(root / "d" / "buffer" / part, content, i, env="CartPole"))
+        files.append(of.write(root / "d" / "buffer" / "fifo", content, i, env="CartPole"))
     return files
 
 
@@ -135,22 +130,12 @@ def test_a_run_trains_on_them_beside_its_own_and_leaves_them_alone(tmp_path):
     assert not (tmp_path / "d" / "buffer" / "quarantine").exists()
 
 
-def test_offline_training_on_them_alone(tmp_path):
-    cartpole_files(tmp_path, part="protected")
-    e = collected(tmp_path, start_collecting_at_epoch=float("inf"))
-    assert tiny.rows(e.run_dir, "train")
-
-
 @pytest.mark.parametrize(
     ("space", "obs", "words"),
     [
         (gym.spaces.Discrete(5), OBS, ("4 wide", "5 wide")),
         (gym.spaces.Discrete(4), MANY, ("observation",)),
-        (
-            gym.spaces.Discrete(4),
-            gym.spaces.Dict({"observation": gym.spaces.Box(-1, 1, (2,))}),
-            ("observation", "(3,)", "(2,)"),
-        ),
+        (gym.spaces.Discrete(4), gym.spaces.Dict(observation=gym.spaces.Box(-1, 1, (2,))), ("observation", "(3,)", "(2,)")),
         (gym.spaces.MultiDiscrete([2, 2]), OBS, ("actions",)),
     ],
 )
@@ -237,12 +222,12 @@ def test_import_with_the_environments_spaces(tmp_path):
 
 def test_import_asks_for_what_the_files_do_not_say(tmp_path, capsys):
     fill(tmp_path)
-    assert main(["buffer", "import", str(tmp_path / "d"), str(tmp_path / "new")]) == 2
-    assert "--action-space" in capsys.readouterr().err
-    assert main(["buffer", "import", str(tmp_path / "d"), str(tmp_path / "d"), "--action-space", "discrete:4"]) == 2
-    assert "sampled already" in capsys.readouterr().err
-    assert main(["buffer", "import", str(tmp_path / "d"), str(tmp_path / "new"), "--action-space", "discrete:5"]) == 2
-    assert "5 wide" in capsys.readouterr().err
+    for to, space, said in (
+        ("new", [], "--action-space"),
+        ("d", ["--action-space", "discrete:4"], "sampled already"),
+        ("new", ["--action-space", "discrete:5"], "5 wide"),
+    ):
+        assert said in refusal(capsys, "buffer", "import", str(tmp_path / "d"), str(tmp_path / to), *space)
 
 
 def pickled(directory, content, number=0):

@@ -111,14 +111,8 @@ def test_modes(tmp_path):
     assert learn.start_collecting_at_epoch == collect.start_learning_at_epoch == float("inf")
     for mode, other in (("learn", learn), ("collect", collect)):
         switched = cli_utils.switch_async_mode(cli_utils.switch_async_mode(make(), mode), mode)
-        for field in [
-            "start_learning_at_epoch",
-            "start_collecting_at_epoch",
-            "always_load_latest",
-            "has_dset_edit_rights",
-            "val_interval",
-        ]:
-            assert getattr(switched, field) == getattr(other, field)
+        fields = "start_learning_at_epoch start_collecting_at_epoch always_load_latest has_dset_edit_rights val_interval"
+        assert [getattr(switched, f) for f in fields.split()] == [getattr(other, f) for f in fields.split()]
 
 
 def test_settings_may_change_after_they_were_final():

@@ -11,9 +11,11 @@ import pytest
 import tiny
 import torch
 from messages import naming
+from store_helpers import writer
 from torch.utils.data import DataLoader
 
 import amago
+from amago.data.trajectory import StoredTraj
 from amago.hindsight import Relabeler
 from amago.loading import (
     DatasetSettings,
@@ -26,7 +28,6 @@ from amago.loading import (
     SequenceLoader,
 )
 from amago.nets.goal_embedders import TokenGoalEmb
-from amago.store import TrajectoryWriter
 
 
 def sequence(t, start=0, **more):
@@ -87,11 +88,9 @@ def test_padded_integers_stay_in_a_small_vocabulary(tmp_path, on_disk):
     """4 would be looked up beyond the end of a table of three words: an IndexError, and an aborted process on a GPU."""
     dataset = DiskTrajDataset(tmp_path, "d") if on_disk else Words()
     if on_disk:
-        with TrajectoryWriter(
-            tmp_path / "d" / "buffer" / "fifo", writer="w", action_space=gym.spaces.Discrete(3), obs_space=WORDS
-        ) as writer:
+        with writer(tmp_path / "d" / "buffer", action_space=gym.spaces.Discrete(3), obs_space=WORDS) as w:
             for t in (1, 4, 9):
-                writer.write(of_words(t))
+                w.write(of_words(t))
     dataset.configure(DatasetSettings(4))
     dataset.check_spaces(WORDS, gym.spaces.Discrete(3))
     batch = dataset.sample_batch(np.random.default_rng(0), 8)
@@ -105,8 +104,6 @@ def test_padded_integers_stay_in_a_small_vocabulary(tmp_path, on_disk):
 
 
 def of_words(t):
-    from amago.data.trajectory import StoredTraj
-
     obs = {"words": np.zeros((t + 1, 3), np.int64), "pixels": np.zeros((t + 1, 2), np.uint8)}
     return StoredTraj(obs, np.zeros((t, 1), np.int64), np.zeros((t, 1), np.float32), np.zeros((t, 1), bool))
 
@@ -134,12 +131,11 @@ class Client(RLDataset):
         return {"Heard": len(self.heard)}
 
 
-def like_an_experiment(**changes):
-    fields = {
-        "train_batches_per_epoch": 5, "batch_size": 4, "accelerator": SimpleNamespace(num_processes=2), "max_seq_len": 8,
-        "padded_sampling": "none", "has_dset_edit_rights": True,
-    }  # fmt: skip
-    return SimpleNamespace(**(fields | changes))
+def like_an_experiment():
+    return SimpleNamespace(
+        train_batches_per_epoch=5, batch_size=4, accelerator=SimpleNamespace(num_processes=2), max_seq_len=8, padded_sampling="none",
+        has_dset_edit_rights=True,
+    )  # fmt: skip
 
 
 def test_so_it_does_from_the_replay_buffer(tmp_path):
@@ -305,7 +301,7 @@ def test_a_subclass_converts_whole_trajectories(tmp_path):
 def test_what_is_read_file_by_file_is_saved_so(tmp_path, mixed):
     class Doubled(Relabeler):
         def relabel(self, traj):
-            traj.rews = traj.rews * 2
+            traj.rews *= 2  # in place
             return traj
 
     class Drawn(DiskTrajDataset):

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import gin
 import gymnasium as gym
@@ -20,11 +21,8 @@ import tiny
 import torch
 
 import amago
-from amago import config
 from amago.envs import AMAGOEnv
 from amago.envs.exploration import EpsilonGreedy
-from amago.nets.traj_encoders import FFTrajEncoder
-from amago.nets.tstep_encoders import FFTstepEncoder
 
 HERE = Path(__file__).parent
 NAMES = {}  # by their modules, those of one package together
@@ -127,11 +125,11 @@ def test_gymnasium_steps_them_in_processes(tmp_path):
 
 @pytest.mark.parametrize(("choices", "dtype"), [(256, torch.uint8), (257, torch.int64)])
 def test_many_choices(choices, dtype):
-    config.bind(tiny.SMALL)
-    agent = amago.Agent(
-        obs_space=gym.spaces.Dict({"a": gym.spaces.Box(-1, 1, (3,))}), rl2_space=gym.spaces.Box(-np.inf, np.inf, (1 + choices,)),
-        action_space=gym.spaces.Discrete(choices), max_seq_len=4, tstep_encoder_type=FFTstepEncoder, traj_encoder_type=FFTrajEncoder,
-    )  # fmt: skip
+    spaces = {
+        "observation_space": gym.spaces.Dict({"a": gym.spaces.Box(-1, 1, (3,))}),
+        "action_space": gym.spaces.Discrete(choices),
+    }
+    agent = tiny.agent(SimpleNamespace(rl2_space=gym.spaces.Box(-np.inf, np.inf, (1 + choices,)), **spaces))
     obs, rl2s, times = {"a": torch.zeros(2, 1, 3)}, torch.zeros(2, 1, 1 + choices), torch.zeros(2, 1, 1, dtype=torch.int64)
     actions, _ = agent.get_actions(obs, rl2s, times)
     assert actions.dtype == dtype

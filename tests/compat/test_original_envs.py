@@ -3,6 +3,7 @@
 import gymnasium as gym
 import numpy as np
 import pytest
+import tiny
 from messages import naming
 from store_helpers import stored
 
@@ -222,17 +223,13 @@ def test_spaces_of_the_older_package():
         space_convert(object())
 
 
-def cartpole():
-    return AMAGOEnv(gym.make("CartPole-v1"), "cartpole")
-
-
 def test_action_may_be_overridden():
     class Always(ExplorationWrapper):
         def action(self, action):
             assert action.shape == (1,)
             return np.zeros_like(action)
 
-    pool = make_pool(cartpole, "sync", exploration=Always, seed=0)
+    pool = make_pool(tiny.cartpole, "sync", exploration=Always, seed=0)
     pool.reset()
     pool.step(np.array([[1]]))
     assert pool.rl2s[0, 1:].tolist() == [1.0, 0.0]

@@ -31,25 +31,18 @@ class Maze(AMAGOEnv):
         raise ConnectionError("the server is gone")
 
 
-def test_accelerator_and_device_exist_before_the_start(tmp_path):
-    e = experiment(tmp_path)
+def test_accelerator_and_device_exist_before_the_start_and_follow_fields_that_change(tmp_path):
+    e, other = experiment(tmp_path), experiment(tmp_path, name="other")
     assert torch.device("cpu") == e.DEVICE
     made = e.accelerator
-    assert made.num_processes == 1
+    assert (made.num_processes, made.mixed_precision) == (1, "no")
     e.parallel_actors, e.env_mode, e.verbose, e.epoch = 3, "sync", False, 4
     e.start()
     assert e.accelerator is made
     assert (e.train_envs.num_envs, e.epoch) == (3, 4)
-
-
-def test_the_accelerator_follows_fields_that_change_before_the_start(tmp_path):
-    e = experiment(tmp_path)
-    assert e.accelerator.mixed_precision == "no"
-    e.mixed_precision, e.batches_per_update = "bf16", 2
-    other = experiment(tmp_path, name="other")
-    assert other.accelerator.mixed_precision == "no"
-    e.start()
-    assert (e.accelerator.mixed_precision, e.accelerator.gradient_accumulation_steps) == ("bf16", 2)
+    other.mixed_precision, other.batches_per_update = "bf16", 2
+    other.start()
+    assert (other.accelerator.mixed_precision, other.accelerator.gradient_accumulation_steps) == ("bf16", 2)
 
 
 @pytest.mark.parametrize("model_first", [False, True])
@@ -112,20 +105,6 @@ def test_environments_answer_right_after_init_envs(tmp_path, mode):
     e.evaluate_val()
     assert call_async_env(e.val_envs, "take_long_break")[0][1] == 2  # the same ones
     assert hasattr(e.val_envs, "envs") is (mode == "sync")
-
-
-def test_interact_returns_memory_and_histories(tmp_path):
-    e = started(tmp_path, traj="gru")
-    envs = e.val_envs
-    hidden, (returns, specials) = e.interact(envs, EPISODE // 2)
-    assert [r.data for r in returns] == [{}, {}]
-    hidden, (returns, specials) = e.interact(envs, EPISODE - EPISODE // 2, hidden_state=hidden, sample=False)
-    assert [len(r.data["TMaze"]) for r in returns] == [1, 1]
-    assert [len(s.data["TMaze"]) for s in specials] == [1, 1]
-    assert e.policy_metrics(returns, specials)["Number of Rollouts"] == 2
-    fresh = e.policy.traj_encoder.init_hidden_state(2, e.DEVICE)
-    _, (returns, _) = e.interact(envs, EPISODE, hidden_state=fresh)
-    assert sum(len(r.data["TMaze"]) for r in returns) == 2
 
 
 class Stepwise(amago.Agent):
@@ -230,21 +209,6 @@ def test_ones_own_iterable_is_trained_on_to_its_end(tmp_path):
     assert e.learner.grad_steps == 5
 
 
-def test_start_and_then_load_continues_an_earlier_run(tmp_path):
-    first = learned(tmp_path, epochs=2, ckpt_interval=1)
-    weights, rows = tiny.weights(first), len(tiny.rows(first.run_dir))
-    first.close()
-    e = started(tmp_path, epochs=3, ckpt_interval=1)
-    with pytest.raises(RunExistsError, match=naming("'run'", "load_checkpoint(N)", "resume='auto'", "overwrite=True")):
-        e.learn()
-    e.load_checkpoint(1)
-    assert tiny.differing(weights, tiny.weights(e)) == []
-    assert (e.epoch, e.grad_update_counter, e.env_steps) == (2, 4, 48)
-    e.learn()
-    assert (e.epoch, e.grad_update_counter) == (3, 6)
-    assert len(tiny.rows(e.run_dir)) > rows
-
-
 def test_nothing_is_written_over_an_earlier_run_before_it_is_loaded(tmp_path):
     first = learned(tmp_path, ckpt_interval=1, always_save_latest=True)
     first.close()
@@ -278,22 +242,6 @@ def test_weights_of_an_earlier_run_continue_it_but_not_those_of_another(tmp_path
     e.load_checkpoint(0, resume_training_state=False)
     assert (tiny.differing(weights, tiny.weights(e)), e.epoch) == ([], 0)
     e.learn()
-
-
-def test_the_policy_is_called_after_a_checkpoint_is_loaded(tmp_path):
-    class Listening(amago.Agent):
-        resumes = ()
-
-        def on_checkpoint_loaded(self, is_resume=False):
-            self.resumes = (*self.resumes, is_resume)
-
-    first = learned(tmp_path, agent_type=Listening, ckpt_interval=1)
-    path = str(first.run_dir / "ckpts" / "policy_weights" / "policy_epoch_0.pt")
-    first.close()
-    e = started(tmp_path, agent_type=Listening)
-    e.load_checkpoint_from_path(path, is_accelerate_state=False)
-    e.load_checkpoint(0)
-    assert e.policy.resumes == (False, True)
 
 
 def test_collect_only_configures_the_data_set(tmp_path):

@@ -61,16 +61,6 @@ again = FrozenTraj.from_dict(d)
 assert again.actions.tolist() == frozen().actions.tolist()
 
 
-# fact: relabelers change in place and may drop keys
-class Drops(amago.hindsight.Relabeler):
-    def relabel(self, traj):
-        traj.rews[:] = 7
-        return traj
-
-
-assert Drops()(frozen()).rews.max() == 7
-assert amago.hindsight.NoOpRelabeler()(frozen()).rews.max() == 1
-
 # fact: batches are padded with 4.0, from which masks follow
 from amago.loading import MAGIC_PAD_VAL, Batch, RLData_pad_collate
 

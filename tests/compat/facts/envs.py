@@ -81,12 +81,11 @@ assert isinstance(env, amago.envs.SequenceWrapper)
 assert creator.rl2_space["rl2"].shape == (4,)
 assert creator.already_vectorized is False
 
-# fact: vectorised helpers, and spaces of the older gym
-from amago.envs.env_utils import AlreadyVectorizedEnv, space_convert
+# fact: vectorised helpers
+from amago.envs.env_utils import AlreadyVectorizedEnv
 
 one = AlreadyVectorizedEnv([lambda: amago.envs.SequenceWrapper(wrapped(), save_trajs_to=None)])
 one.reset()
-assert space_convert(gym.spaces.Discrete(3)) == gym.spaces.Discrete(3)
 
 # fact: histories collect scores by name
 history, special = amago.envs.ReturnHistory("x"), amago.envs.SpecialMetricHistory("x")

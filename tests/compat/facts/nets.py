@@ -40,10 +40,8 @@ for method in (None, "none", "layer", "rmsnorm", "unitball", "unitball-detach", 
 torch.testing.assert_close(Normalization("hypersphere", 16)(v), v / v.norm(dim=-1, keepdim=True) * 4.0, rtol=1e-4, atol=1e-5)
 torch.testing.assert_close(Normalization("unitball", 16)(v), v / v.norm(dim=-1, keepdim=True), rtol=1e-4, atol=1e-5)
 assert SimNorm(dim=8)(v).sum() > 0
-assert MLP(d_inp=16, d_hidden=8, n_layers=2, d_output=4, activation="relu", normalization="layer", dropout_p=0.1)(v).shape == (
-    2,
-    4,
-)
+mlp = MLP(d_inp=16, d_hidden=8, n_layers=2, d_output=4, activation="relu", normalization="layer", dropout_p=0.1)
+assert mlp(v).shape == (2, 4)
 assert FFBlock(16, 32, 0.0, "relu", norm="layer")(v).shape == (2, 16)
 assert amago.nets.transformer.SigmaReparam(4, 6, bias=True, fast_init=True).out_features == 6
 
