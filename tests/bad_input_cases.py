@@ -141,23 +141,14 @@ def started(**fields: Any) -> Cause:
     return lambda root: tiny.started(root, **fields)
 
 
-class Lights(gym.Env[Any, Any]):
-    """Six lights, from 0 to 1."""
-
-    observation_space, action_space = gym.spaces.Box(0, 1, (6,), np.float32), TWO
-
-    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        return np.zeros(6, np.float32), {}
-
-
 def recorded_as_bytes(root: Path) -> None:
-    """A recording of the lights from 0 to 255."""
-    n = 8
+    """A recording of six lights from 0 to 255, where the environment shows them from 0 to 1."""
+    lights, n = Scripted(gym.spaces.Box(0, 1, (6,), np.float32), TWO, (np.zeros(6, np.float32), {})), 8
     dataset = ArrayDataset(
         observations=np.full((n, 6), 200, np.uint8), actions=np.zeros(n, np.int64), rewards=np.zeros(n), terminations=np.arange(n) == n - 1,
         action_space=TWO,
     )  # fmt: skip
-    tiny.started(root, lambda: AMAGOEnv(Lights(), "Lights"), dataset=dataset)
+    tiny.started(root, lambda: AMAGOEnv(lights, "Lights"), dataset=dataset)
 
 
 class Endless(gym.Env[Any, Any]):
@@ -190,33 +181,9 @@ def other_buffer(root: Path) -> None:
     tiny.started(root, tiny.tmaze)
 
 
-def other_val_env(root: Path) -> None:
-    tiny.started(root, tiny.tmaze, make_val_env=tiny.cartpole, val_interval=1).evaluate_val()
-
-
-def nothing_ends(root: Path) -> None:
-    tiny.learned(root, endless, train_timesteps_per_epoch=1_000, train_batches_per_epoch=0)
-
-
-def too_short(root: Path) -> None:
-    tiny.started(root, tiny.tmaze, val_timesteps_per_epoch=tiny.EPISODE - 1, val_interval=1).evaluate_val()
-
-
-def too_few(root: Path) -> None:
-    tiny.started(root, parallel_actors=2).evaluate_test(tiny.tmaze, 2 * tiny.EPISODE, episodes=5)
-
-
 def twice(root: Path) -> None:
     e = tiny.started(root)
     e.start()
-
-
-def ran_in_vain(root: Path) -> None:
-    tiny.started(root, resume=3)
-
-
-def nothing_to_do(root: Path) -> None:
-    tiny.learned(root, start_learning_at_epoch=INF, start_collecting_at_epoch=INF)
 
 
 def second_run(root: Path) -> None:
@@ -242,10 +209,6 @@ def no_gpu(root: Path) -> None:
 def file_instead_of_directory(root: Path) -> None:
     (root / "file").write_text("")
     tiny.experiment(root, never, ckpt_base_dir=str(root / "file" / "deeper")).start()
-
-
-def given_twice(root: Path) -> None:
-    tiny.experiment(root, never, dset_root=str(root), dset_name="other").start()
 
 
 ENV, OBS, ACT = "Environments", "What an environment returns", "Actions"
@@ -342,8 +305,10 @@ CASES = [
     Case(TOGETHER, "several functions for one vectorised environment", SettingsError,
          starting(make_train_env=[never, never], make_val_env=never, env_mode="already_vectorized")),
     Case(TOGETHER, "a list with something else than functions", SettingsError, starting(make_val_env=[never, "x"])),
-    Case(TOGETHER, "two datasets", SettingsError, given_twice),
-    Case(TOGETHER, "nothing to do in any epoch", UserWarning, nothing_to_do),
+    Case(TOGETHER, "two datasets", SettingsError,
+         lambda root: tiny.experiment(root, never, dset_root=str(root), dset_name="other").start()),
+    Case(TOGETHER, "nothing to do in any epoch", UserWarning,
+         lambda root: tiny.learned(root, start_learning_at_epoch=INF, start_collecting_at_epoch=INF)),
     Case(TOGETHER, "half precision without a GPU", SettingsError, no_gpu),
     Case(AROUND, "a bare environment", TypeError, started(make_env=bare)),
     Case(AROUND, "another number of rows than of actors", ValueError,
@@ -355,11 +320,15 @@ CASES = [
     Case(AROUND, "other networks on resume", SettingsError, other_networks),
     Case(TOGETHER, "resuming what is to be deleted", SettingsError, starting(overwrite=True, resume="auto")),
     Case(AROUND, "weights to begin with that do not exist", SettingsError, starting(init_from="nowhere")),
-    Case(AROUND, "another environment to evaluate on", SettingsError, other_val_env),
-    Case(AROUND, "a checkpoint that does not exist", CheckpointError, ran_in_vain),
-    Case(AROUND, "an evaluation too short for one rollout", UserWarning, too_short),
-    Case(AROUND, "an evaluation too short for the rollouts asked for", UserWarning, too_few),
-    Case(AROUND, "rollouts that never end, so that nothing is saved", UserWarning, nothing_ends),
+    Case(AROUND, "another environment to evaluate on", SettingsError,
+         lambda root: tiny.started(root, make_val_env=tiny.cartpole, val_interval=1).evaluate_val()),
+    Case(AROUND, "a checkpoint that does not exist", CheckpointError, started(resume=3)),
+    Case(AROUND, "an evaluation too short for one rollout", UserWarning,
+         lambda root: tiny.started(root, val_timesteps_per_epoch=tiny.EPISODE - 1, val_interval=1).evaluate_val()),
+    Case(AROUND, "an evaluation too short for the rollouts asked for", UserWarning,
+         lambda root: tiny.started(root, parallel_actors=2).evaluate_test(tiny.tmaze, 2 * tiny.EPISODE, episodes=5)),
+    Case(AROUND, "rollouts that never end, so that nothing is saved", UserWarning,
+         lambda root: tiny.learned(root, endless, train_timesteps_per_epoch=1_000, train_batches_per_epoch=0)),
     Case(AROUND, "an environment whose reward is None", EnvironmentMistake,
          lambda root: tiny.learned(root, lambda: AMAGOEnv(Scripted(BOX, TWO, (GOOD, {}), (GOOD, None, False, False, {})), "Mine") )),
     Case(AROUND, "a run that is over before any rollout has ended", NothingTrainedError,

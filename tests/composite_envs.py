@@ -20,12 +20,6 @@ SPACES: dict[str, gym.Space[Any]] = {
         a=G.Tuple((G.Box(0.0, 10.0, (1, 1), np.float64), G.Dict(on=G.MultiBinary([2, 1]), pick=G.Discrete(3, start=5)))),
     ),
 }
-KINDS = {
-    "multidiscrete": "discrete(3)+discrete(4)",
-    "tuple": "discrete(3)+continuous(2)",
-    "dict": "multibinary(3)+discrete(4)",
-    "nested": "continuous(1)+multibinary(2)+discrete(3)+discrete(2)+discrete(3)",
-}
 
 
 def numbers(space: gym.Space[Any], action: Any) -> np.ndarray[Any, Any]:

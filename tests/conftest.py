@@ -1,5 +1,6 @@
 import sys
 
+import gymnasium as gym
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -16,3 +17,17 @@ def _fresh_gin():
     config.clear()
     if "tiny" in sys.modules:
         sys.modules["tiny"].close_all()
+
+
+@pytest.fixture
+def registered():
+    """A function that registers an environment for the time of a test."""
+    known = []
+
+    def register(name, make, **options):
+        known.append(name)
+        gym.register(name, make, **options)
+
+    yield register
+    for name in known:
+        gym.registry.pop(name)

@@ -52,8 +52,11 @@ def golden_agent(name):
     theirs = {k: torch.as_tensor(v) for k, v in weights.items()}
     agent.load_state_dict(adapt_weights(theirs, agent), strict=True)
     a = {k: torch.as_tensor(v) for k, v in arrays.items()}
-    batch = Batch(
+    return agent.train(), golden_batch(a), a
+
+
+def golden_batch(a):
+    return Batch(
         obs={"observation": a["batch/observation"]}, rl2s=a["batch/rl2s"], rews=a["batch/rews"], dones=a["batch/dones"],
         actions=a["batch/actions"], time_idxs=a["batch/time_idxs"], mask=a["mask"],
     )  # fmt: skip
-    return agent.train(), batch, a

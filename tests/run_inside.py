@@ -81,10 +81,11 @@ def run_script(
     return Outcome(0, text.getvalue())
 
 
-TINY = (
-    "--run_name tiny --buffer_dir . --epochs 1 --grads_per_epoch 2 --timesteps_per_epoch 24 --parallel_actors 2 --batch_size 4 "
-    "--memory_size 16 --memory_layers 1 --no_async --seed 0 --quiet"
+SIZES = (
+    "--epochs 1 --grads_per_epoch 2 --timesteps_per_epoch 24 --parallel_actors 2 --batch_size 4 --memory_size 16 --memory_layers 1 "
+    "--no_async --seed 0"
 )
+TINY = f"--run_name tiny --buffer_dir . {SIZES} --quiet"
 
 
 def run_example(name: str, cwd: Path, arguments: str) -> str:

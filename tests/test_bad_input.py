@@ -1,18 +1,16 @@
 """Each mistake of the table is refused with exactly the message that the docs promise."""
 
-import importlib.util
 import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from bad_input_cases import CASES
+from run_inside import module_of
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = (DOCS / "errors.md").read_text("utf-8")
-SPEC = importlib.util.spec_from_file_location("make_errors", DOCS / "make_errors.py")
-make_errors = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(make_errors)
+make_errors = module_of(DOCS / "make_errors.py")
 
 
 def slug(case):

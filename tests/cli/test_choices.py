@@ -16,10 +16,6 @@ from amago.envs import AMAGOEnv
 from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder
 
 
-class Pictures(tiny.Bits):
-    observation_space = gym.spaces.Box(0, 255, (36, 36, 3), np.uint8)
-
-
 def chosen(env, horizon=500, **kwargs):
     return choose_settings(AMAGOEnv(env, env_name="E"), horizon, **kwargs)
 
@@ -45,16 +41,12 @@ def options_of(agent):
 
 
 @pytest.fixture
-def registered():
-    """Environments that a user has registered."""
+def of_a_user(registered):
     hide = gym.wrappers.FlattenObservation.wrapper_spec()
     pole = "gymnasium.envs.classic_control:CartPoleEnv"
-    gym.register("Hidden-v0", pole, max_episode_steps=20, additional_wrappers=(hide,))
-    gym.register("Short-v0", pole, max_episode_steps=20)
-    gym.register("Bits-v0", lambda: tiny.Bits())
-    yield
-    for name in ("Hidden-v0", "Short-v0", "Bits-v0"):
-        gym.registry.pop(name)
+    registered("Hidden-v0", pole, max_episode_steps=20, additional_wrappers=(hide,))
+    registered("Short-v0", pole, max_episode_steps=20)
+    registered("Bits-v0", lambda: tiny.Bits())
 
 
 @pytest.mark.parametrize(
@@ -64,7 +56,7 @@ def registered():
         ("Short-v0", "ff"), ("Hidden-v0", "gru"), ("Bits-v0", "transformer"),
     ],
 )  # fmt: skip
-def test_environments_of_gymnasium_whose_observation_is_the_state_need_no_memory(registered, env_id, model):
+def test_environments_of_gymnasium_whose_observation_is_the_state_need_no_memory(of_a_user, env_id, model):
     """A wrapper may hide the state, and of other environments nothing is known."""
     choice = chosen(gym.make(env_id))
     assert choice.arguments["traj_encoder"] == model
@@ -139,22 +131,13 @@ def test_continuous_actions_with_memory():
     assert "amago.agent.Agent.targets" not in choice.settings
 
 
-def test_random_choices_fall_over_thirty_rollouts_or_half_of_the_run(tmp_path, monkeypatch):
-    gym.register("Shown-v0", Shown)
-    try:
-        experiment(tmp_path, "Shown-v0", "--quiet")
-        assert config.bindings()["amago.envs.exploration.EpsilonGreedy.steps_anneal"] == 30 * 40
-        config.clear()
-        experiment(tmp_path, "Shown-v0", "--quiet", "--epochs", "2", "--timesteps_per_epoch", "100")
-        assert config.bindings()["amago.envs.exploration.EpsilonGreedy.steps_anneal"] == 100
-    finally:
-        gym.registry.pop("Shown-v0")
-
-
-def test_an_image_asks_for_memory():
-    choice = choose_settings(AMAGOEnv(Pictures(), env_name="E"), 500)
-    assert choice.arguments["traj_encoder"] == "transformer"
-    assert "image" in choice.reason
+def test_random_choices_fall_over_thirty_rollouts_or_half_of_the_run(tmp_path, registered):
+    registered("Shown-v0", Shown)
+    experiment(tmp_path, "Shown-v0", "--quiet")
+    assert config.bindings()["amago.envs.exploration.EpsilonGreedy.steps_anneal"] == 30 * 40
+    config.clear()
+    experiment(tmp_path, "Shown-v0", "--quiet", "--epochs", "2", "--timesteps_per_epoch", "100")
+    assert config.bindings()["amago.envs.exploration.EpsilonGreedy.steps_anneal"] == 100
 
 
 @pytest.mark.parametrize(
@@ -171,7 +154,7 @@ def test_an_image_asks_for_memory():
     ],
     ids=str,
 )
-def test_the_user_says_which_model(registered, tmp_path, argv, model):
+def test_the_user_says_which_model(of_a_user, tmp_path, argv, model):
     assert experiment(tmp_path, "Bits-v0", "--quiet", *argv).traj_encoder_type is model
 
 
@@ -222,7 +205,7 @@ def test_an_error_of_the_environment_is_left_to_the_start_of_the_run(mistake):
 
 
 @pytest.mark.parametrize(("values", "little"), [([1, 2, 5, 8], True), ([0, 85, 170, 255], False), ([7], False)])
-def test_codes_in_a_space_of_colours_are_normalised(values, little):
+def test_an_image_asks_for_memory_and_codes_in_a_space_of_colours_are_normalised(values, little):
     class Picture(tiny.Bits):
         observation_space = gym.spaces.Box(0, 255, (7, 7, 3), np.uint8)
 
@@ -230,7 +213,10 @@ def test_codes_in_a_space_of_colours_are_normalised(values, little):
             super().reset(seed=seed)
             return self.np_random.choice(values, size=(7, 7, 3)).astype(np.uint8), {}
 
-    assert chosen(Picture()).settings.get("amago.nets.tstep_encoders.DictTstepEncoder.normalize_images", False) is little
+    choice = chosen(Picture())
+    assert choice.settings.get("amago.nets.tstep_encoders.DictTstepEncoder.normalize_images", False) is little
+    assert choice.arguments["traj_encoder"] == "transformer"
+    assert "image" in choice.reason
 
 
 def test_choices_reach_the_agent_and_the_run_and_are_printed(tmp_path, capsys):

@@ -135,9 +135,3 @@ def test_wrong_arguments_are_refused_by_name_and_value(subject):
     for call, words in REFUSED[subject]:
         with pytest.raises(ValueError, match=naming(*words)):
             call()
-
-
-@pytest.mark.parametrize("kind", [Discrete(3), GMM(2)])
-def test_no_gradient_of_samples_without_reparametrisation(kind):
-    with pytest.raises(NotImplementedError):
-        kind(torch.zeros(2, kind.input_dimension)).rsample()

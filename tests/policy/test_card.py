@@ -10,7 +10,7 @@ import huggingface_hub
 import numpy as np
 import pytest
 import tiny
-from run_inside import run_amago
+from run_inside import SIZES, run_amago
 
 from amago import config
 from amago.envs.builtin import TMazePassive
@@ -25,13 +25,9 @@ TOKEN = "hf_" + "Zz9" * 10
 def run(tmp_path_factory):
     """A run of `amago train`, whose command line holds a token."""
     root = tmp_path_factory.mktemp("runs")
-    words = [
-        "train", "amago.envs.builtin:TMazePassive", "--run-name", "maze", "--buffer-dir", str(root), "--parallel-actors", "2",
-        "--timesteps-per-epoch", "25", "--grads-per-epoch", "2", "--batch-size", "2", "--memory-size", "16", "--memory-layers", "1",
-        "--max-seq-len", "8", "--epochs", "1", "--no-async", "--quiet", "--seed", "1",
-    ]  # fmt: skip
+    words = ["train", "amago.envs.builtin:TMazePassive", "--run-name", "maze", "--buffer-dir", str(root), "--max-seq-len", "8"]
     with config.temporary({}):
-        assert run_amago(words, root).code == 0
+        assert run_amago([*words, *SIZES.split()], root).code == 0
     record = json.loads((root / "maze" / "settings.json").read_text())
     record["starts"][0]["command"] += ["--token", TOKEN]
     record["fields"]["wandb_entity"] = "somebody"
@@ -99,7 +95,7 @@ def test_the_page_is_a_model_card_of_the_hub(card):
     text = (card / "README.md").read_text()
     assert f"| return in `TMazePassive` | {score['mean']:.4g} |" in text
     assert "(2,), float32)`" in text
-    assert "| environment steps | 50 |" in text
+    assert "| environment steps | 48 |" in text
     assert "| updates | 2 |" in text
 
 

@@ -16,7 +16,7 @@ from tiny import learned
 import amago
 from amago import config
 from amago.envs import make_pool
-from amago.nets.actor_critic import Actor
+from amago.nets.actor_critic import ResidualActor
 from amago.nets.tstep_encoders import FFTstepEncoder
 from amago.relabeling import NoOpRelabeler
 from amago.run.checkpoint import CheckpointError
@@ -213,25 +213,14 @@ def test_a_discount_that_the_agent_does_not_have(decided, gamma):
     assert f"gamma={float(gamma)}" in done.text
 
 
-TAKEN = []
-"""The actions that instances of `Witness` have taken in this process."""
+def test_an_evaluation_by_another_discount(decided, registered):
+    taken = []
 
+    class Witness(gym.Wrapper):
+        def step(self, action):
+            taken.append(int(action))
+            return super().step(action)
 
-class Witness(gym.Wrapper):
-    """Notes the actions."""
-
-    def step(self, action):
-        TAKEN.append(int(action))
-        return super().step(action)
-
-
-@pytest.fixture
-def taken():
-    TAKEN.clear()
-    return TAKEN
-
-
-def test_an_evaluation_by_another_discount(decided, taken):
     def witnessed_cartpole():
         return amago.envs.AMAGOEnv(Witness(gym.make("CartPole-v1", max_episode_steps=30)), env_name="CartPole")
 
@@ -241,12 +230,9 @@ def test_an_evaluation_by_another_discount(decided, taken):
         assert set(taken) == {action}
         assert decided.policy.rollout_gamma_idx == -1, "rollouts go on as before"
     taken.clear()
-    gym.register("Witness-v0", entry_point=lambda **_: Witness(gym.make("CartPole-v1")), max_episode_steps=30)
-    try:
-        options = "--env Witness-v0 --episodes 2 --actors 2 --greedy --gamma 0.9"
-        assert run_amago(["eval", str(decided.run_dir), *options.split()], decided.run_dir).code == 0
-    finally:
-        del gym.registry["Witness-v0"]
+    registered("Witness-v0", lambda **_: Witness(gym.make("CartPole-v1")), max_episode_steps=30)
+    options = "--env Witness-v0 --episodes 2 --actors 2 --greedy --gamma 0.9"
+    assert run_amago(["eval", str(decided.run_dir), *options.split()], decided.run_dir).code == 0
     assert set(taken) == {0}
 
 
@@ -330,20 +316,13 @@ def test_a_description_can_name_nothing_but_parts_of_a_policy(run, tmp_path, par
     assert "antigravity" not in sys.modules
 
 
-class NarrowActor(Actor):
-    """A class of this module, which is imported."""
-
-
-class Relabel(NoOpRelabeler):
-    """An object that cannot be written, of a class that has nothing to do with a policy."""
-
-
 def test_settings_of_every_kind_are_written_and_read(tmp_path):
+    """Those that cannot be written too, where they have nothing to do with a policy."""
     from amago.agent import exp_filter
 
     config.bind({
         "Agent.fbc_filter_func": exp_filter, "FFTstepEncoder.specify_obs_keys": ["observation"], "Agent.popart": False,
-        "Agent.actor_type": NarrowActor, "DiskTrajDataset.relabeler": Relabel(), "EpsilonGreedy.eps_start": 0.5,
+        "Agent.actor_type": ResidualActor, "DiskTrajDataset.relabeler": NoOpRelabeler(), "EpsilonGreedy.eps_start": 0.5,
     })  # fmt: skip
     e = tiny.experiment(tmp_path, tiny.pendulum, train_timesteps_per_epoch=11, max_seq_len=5, always_save_latest=True)
     config.bind({"Multigammas.continuous": (0.5, 0.7)})
@@ -352,7 +331,7 @@ def test_settings_of_every_kind_are_written_and_read(tmp_path):
     config.clear()
     agent = amago.load_policy(e.run_dir).agent
     assert agent.fbc_filter_func is exp_filter
-    assert isinstance(agent.actor, NarrowActor)
+    assert isinstance(agent.actor, ResidualActor)
     assert agent.gammas.tolist() == pytest.approx([0.5, 0.7, 0.999])
     assert isinstance(agent.tstep_encoder, FFTstepEncoder)
 

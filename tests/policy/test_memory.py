@@ -11,6 +11,7 @@ from amago import config
 from amago.agent.base import BaseAgent
 from amago.envs import AMAGO_ENV_LOG_PREFIX, AMAGOEnv
 from amago.nets.traj_base import TrajEncoder
+from amago.nets.traj_encoders import IdentityTrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
 from amago.policy.memory import (
     Estimate,
@@ -82,15 +83,6 @@ class Sum(TrajEncoder):
     def reset_hidden_state(self, hidden_state, dones):
         hidden_state[torch.as_tensor(dones)] = 0.0
         return hidden_state
-
-
-class Forgetful(TrajEncoder):
-    """The present input."""
-
-    emb_dim = 1
-
-    def forward(self, seq, time_idxs, hidden_state=None, log_dict=None):
-        return seq, hidden_state
 
 
 class Sign(BaseAgent):
@@ -216,7 +208,7 @@ def test_memory_within_attempts_is_told_from_memory_across_them():
 
 
 def test_no_memory_is_told_from_memory():
-    found = study(Forgetful)
+    found = study(IdentityTrajEncoder)
     said = text(found)
     assert said.startswith("Memory is not used: ")
     assert "no action depends on any step but the current one" in said

@@ -4,14 +4,13 @@ The evidence for acting: an oracle in float64, written from the parameter names 
 a loaded policy, step by step with its memory, gives the oracle's.
 """
 
-import golden_agents
 import gymnasium as gym
 import numpy as np
 import pytest
 import tiny
 import torch
 from golden import load
-from golden_agents import golden_agent
+from golden_agents import CASES, TINY, golden_agent, golden_batch
 from messages import naming
 from nets.test_parity import oracle
 from safetensors.torch import save_file
@@ -19,7 +18,6 @@ from safetensors.torch import save_file
 import amago
 from amago import config
 from amago.envs import AMAGOEnv
-from amago.loading import Batch
 from amago.nets.ff import Normalization
 from amago.nets.traj_encoders import FFTrajEncoder, TformerTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
@@ -30,15 +28,9 @@ from amago.run.checkpoint import CheckpointError, load_into, load_weight_file
 from amago.spaces import action_spec, rl2_space
 
 GAMMAS, HEADS = (0.5, 0.9, 0.999), 4
-SIZES = golden_agents.TINY | {"Agent.num_critics": 1, "MultiTaskAgent.num_critics": 1}
-AGENTS = {
-    "agent_discrete": (amago.agent.Agent, {}, (0.001, 0.99)),
-    "multitask_discrete": (
-        amago.agent.MultiTaskAgent,
-        {"Discrete.clip_prob_low": 1e-6, "Discrete.clip_prob_high": 1.0},
-        (1e-6, 1.0),
-    ),
-}
+SIZES = TINY | {"Agent.num_critics": 1, "MultiTaskAgent.num_critics": 1}
+CLIPS = {"agent_discrete": (0.001, 0.99), "multitask_discrete": (1e-6, 1.0)}
+"""Bounds of an agent's probabilities."""
 OBS, ACTION = gym.spaces.Dict({"observation": gym.spaces.Box(-np.inf, np.inf, (5,), np.float32)}), gym.spaces.Discrete(4)
 
 
@@ -108,7 +100,7 @@ def theirs(name):
 
 def describe_run(root, name):
     """A run directory that says what the agent of the golden vectors is made of, without weights."""
-    agent_type, bindings, _ = AGENTS[name]
+    agent_type, _, bindings = CASES[name]
     config.bind(SIZES | bindings)
     write_policy_spec(root, agent_type(OBS, rl2_space(action_spec(ACTION)), ACTION, 9, FFTstepEncoder, TformerTrajEncoder))
     config.clear()
@@ -135,14 +127,14 @@ def acts_as_the_oracle(policy, name, gamma=0.999):
     states = encode_sequence(
         part(weights, "traj_encoder."), encode_timesteps(part(weights, "tstep_encoder."), x), np.arange(9.0)[None, :, None]
     )
-    expected = policies(part(weights, "actor."), states, 4, AGENTS[name][2])
+    expected = policies(part(weights, "actor."), states, 4, CLIPS[name])
     np.testing.assert_allclose(probs, expected, rtol=1e-3, atol=1e-5)
     assert (actions == expected[:, :, GAMMAS.index(gamma)].argmax(-1)).all()
     return actions
 
 
 @pytest.mark.parametrize("gamma", GAMMAS)
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize("name", CLIPS)
 def test_a_loaded_policy_acts_as_the_original(tmp_path, name, gamma):
     run = describe_run(tmp_path / "run", name)
     torch.save(theirs(name), tmp_path / "theirs.pt")
@@ -151,15 +143,11 @@ def test_a_loaded_policy_acts_as_the_original(tmp_path, name, gamma):
     acts_as_the_oracle(policy, name, gamma)
 
 
-def save_safely(weights, path):
-    save_file(weights, path)
-
-
 @pytest.mark.parametrize(
     ("name", "write", "prefix"),
     [
         ("a.pt", torch.save, ""),
-        ("b.safetensors", save_safely, ""),
+        ("b.safetensors", save_file, ""),
         ("c.pt", torch.save, "module."),
         ("d.pt", torch.save, "module._orig_mod."),
     ],
@@ -190,14 +178,14 @@ def make_env():
 
 
 def experiment(root, name):
-    agent_type, bindings, _ = AGENTS[name]
+    agent_type, _, bindings = CASES[name]
     e = tiny.experiment(root, make_env, "transformer", max_seq_len=9, agent_type=agent_type, train_timesteps_per_epoch=17)
     config.bind(SIZES | bindings)
     e.start()
     return e
 
 
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize("name", CLIPS)
 def test_an_experiment_loads_acts_and_goes_on_training(tmp_path, name):
     arrays, _, _ = load(name)
     e = experiment(tmp_path, name)
@@ -206,12 +194,8 @@ def test_an_experiment_loads_acts_and_goes_on_training(tmp_path, name):
     e.write_latest_policy()
     acts_as_the_oracle(amago.load_policy(e.run_dir, num_envs=3, sample=False), name)
     a = {k: torch.as_tensor(v) for k, v in arrays.items()}
-    batch = Batch(
-        obs={"observation": a["batch/observation"]}, rl2s=a["batch/rl2s"], rews=a["batch/rews"], dones=a["batch/dones"],
-        actions=a["batch/actions"], time_idxs=a["batch/time_idxs"], mask=a["mask"],
-    )  # fmt: skip
     e.policy.train()
-    losses = e.compute_loss(batch, log_step=False)
+    losses = e.compute_loss(golden_batch(a), log_step=False)
     for key, want in (("Actor Loss", "actor_loss"), ("Critic Loss", "critic_loss")):
         torch.testing.assert_close(losses[key].detach(), a[want], rtol=1e-4, atol=1e-5)
     before = tiny.weights(e)
