@@ -161,6 +161,7 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
                 "online_coeff = 0 to train by filtered behaviour cloning alone, or choose another distribution"
             )
         self._actor_counts = has_argument(self.actor.forward, "mask")
+        self._actor_narrows = has_argument(self.actor.forward, "gamma_idx")
         self.mask_key: str | None = self.actor.mask_key
         if self.mask_key is not None:
             check_mask(self.mask_key, self.obs_space, self.action_spec)
@@ -197,8 +198,9 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
         if gamma_idx is not None:
             check_gamma_idx("gamma_idx", gamma_idx, self.gammas)
         straight = {k: obs[k].unsqueeze(1) for k in self.pass_obs_keys_to_actor}
-        pi = action_distribution(self.actor(state.unsqueeze(1), straight_from_obs=straight), self.actor.policy_dist)
-        actions = pi.sample_action(sample)
+        only = {"gamma_idx": g} if self._actor_narrows else {}  # other discounts' policies do not act
+        pi = action_distribution(self.actor(state.unsqueeze(1), straight_from_obs=straight, **only), self.actor.policy_dist)
+        actions, g = pi.sample_action(sample), 0 if only else g
         extras = {}
         if "log_prob" in names:
             extras["log_prob"] = log_prob_of(pi, action_vectors(self.action_spec, actions))[:, 0, g, 0]

@@ -103,11 +103,18 @@ class BaseActorHead(nn.Module, ABC):
         return self.policy_dist.masked(vec, legal)
 
     def forward(
-        self, state: Tensor, log_dict: Log = None, straight_from_obs: Straight = None, mask: Tensor | None = None
+        self,
+        state: Tensor,
+        log_dict: Log = None,
+        straight_from_obs: Straight = None,
+        mask: Tensor | None = None,
+        gamma_idx: int | None = None,
     ) -> Distribution:
-        """(..., D) -> distributions with batch shape (..., G). ``mask`` (..., 1) is False at padding, which metrics leave
-        out."""
+        """(..., D) -> distributions with batch shape (..., G); with ``gamma_idx`` (..., 1), the policy of this discount alone. ``mask``
+        (..., 1) is False at padding, which metrics leave out."""
         vec = self.policy_parameters(state, log_dict=log_dict, straight_from_obs=straight_from_obs)
+        if gamma_idx is not None:
+            vec = vec.narrow(-2, gamma_idx % self.num_gammas, 1)
         options = {"mask": mask} if self._dist_takes_mask and mask is not None else {}
         return self.policy_dist(vec, log_dict=log_dict, **options)  # type: ignore[no-any-return]
 

@@ -19,13 +19,13 @@ from benchmarks.suite.tmaze import SOLVED
 
 HORIZONS = (300, 1000, 3000, 10000)
 SETTINGS = {
-    300: "--parallel_actors 32 --batch_size 16 --epochs 40",
-    1000: "--parallel_actors 32 --batch_size 8 --epochs 20",
-    3000: "--parallel_actors 32 --batch_size 4 --epochs 20",
-    10000: "--parallel_actors 16 --batch_size 2 --epochs 40 --grads_per_epoch 20 --eval_timesteps 10001",
+    300: "--parallel_actors 32 --batch_size 16 --epochs 40 --learning_rate 1e-3",
+    1000: "--parallel_actors 32 --batch_size 8 --epochs 20 --learning_rate 1e-3",
+    3000: "--parallel_actors 32 --batch_size 4 --epochs 20 --learning_rate 3e-4",
+    10000: "--parallel_actors 16 --batch_size 2 --epochs 40 --learning_rate 3e-4 --grads_per_epoch 20 --eval_timesteps 10001",
 }
 _ALL = (
-    "--configs zoo/tmaze_transformer zoo/tmaze_longer --traj_encoder transformer --memory_layers 1 --learning_rate 1e-3 "
+    "--configs zoo/tmaze_transformer zoo/tmaze_longer --traj_encoder transformer --memory_layers 1 "
     "--grads_per_epoch 50 --val_interval 1"
 )
 JUDGED = {300: 256, 1000: 256, 3000: 64, 10000: 16}
