@@ -123,13 +123,19 @@ def capturing(x: Tensor) -> bool:
     return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
+def state_of_weights(weights: Iterable[Tensor]) -> list[int]:
+    """Numbers that change where one of the tensors is written in place, or an optimizer steps."""
+    return [*_steps, *(0 if x.is_inference() else x._version for x in weights)]
+
+
 class WeightCache:
     """Cache one tensor that is derived from parameters, for forward passes without gradients.
 
     It is valid while every source is the same storage at the same version, and no optimizer has stepped. Writes through
     ``Tensor.data`` raise no version: modules call `clear` when they change their mode, which covers updates in training. Where
-    gradients are on, in the capture of a CUDA graph, or where a source is an inference tensor (which has no version), nothing
-    is cached. Threads may share a cache; copies of it are empty.
+    gradients are on, or where a source is an inference tensor (which has no version), nothing is cached. The capture of a CUDA
+    graph reads what is cached, which is kept until `clear`, and computes the rest at each replay: `state_of_weights` tells
+    when to capture again. Threads may share a cache; copies of it are empty.
     """
 
     def __init__(self) -> None:
@@ -139,6 +145,7 @@ class WeightCache:
     def clear(self) -> None:
         """Forget the value."""
         self._entry: tuple[list[Any], Tensor, list[Tensor]] | None = None  # with the storages, which no other tensor gets then
+        self._read_by_graphs: list[Tensor] = []
 
     def get(
         self, sources: Iterable[Tensor | None], compute: Callable[[], Tensor], exact: bool = False, pack: bool = False
@@ -158,13 +165,15 @@ class WeightCache:
                     return compute()
                 given.append(s)
                 key += (s.data_ptr(), s._version)
-        if capturing(given[0]):
-            return compute()
         dtype = None if exact else autocast_dtype(given[0].device)
         key.append(dtype)
-        entry = self._entry
+        entry, captured = self._entry, capturing(given[0])
         if entry is not None and entry[0] == key:
+            if captured:
+                self._read_by_graphs.append(entry[1])
             return entry[1]
+        if captured:
+            return compute()
         value = compute() if dtype is None else compute().to(dtype)
         if pack and self.packs(value.numel()) and value.is_cpu and value.dtype == torch.float32:
             value = _onednn()[0](value.detach())  # type: ignore[index]
@@ -190,7 +199,7 @@ class WeightCache:
         return _onednn()[1](x, found, bias, "none", [], "") if found.is_mkldnn else F.linear(x, found, bias)  # type: ignore[index, no-any-return]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_entry": None}
+        return {**self.__dict__, "_entry": None, "_read_by_graphs": []}
 
 
 class CachedWeights(nn.Module):

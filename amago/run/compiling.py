@@ -142,12 +142,16 @@ class Graphs:
         self.calls, self.failed = calls, False
         self._made: dict[Hashable, _Graph] = {}
         self._ordinary: Counter[Hashable] = Counter()
+        self._states: dict[Hashable, object] = {}
 
-    def __call__(self, key: Hashable, function: OfTensors, given: list[Tensor]) -> Any:
+    def __call__(self, key: Hashable, function: OfTensors, given: list[Tensor], state: object = None) -> Any:
         """``function(given)``, or the replay of a captured call: its tensors are new, other values those of the capture. Tensors of a key have
-        always the same shapes."""
+        always the same shapes. Where ``state`` is not what it was, this call is an ordinary one, and the next is captured again."""
         if self.failed:
             return function(given)
+        if self._states.setdefault(key, state) != state:
+            self._states[key], self._ordinary[key] = state, min(self._ordinary[key], WARM_UP - 1)
+            self._made.pop(key, None)
         if self._ordinary[key] < WARM_UP:
             self._ordinary[key] += 1
             return _on_a_side_stream(function, given)

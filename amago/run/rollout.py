@@ -20,6 +20,7 @@ from amago.data.batch import Packing
 from amago.envs.pool import ActorPool
 from amago.envs.statistics import PhaseStatistics
 from amago.nets.kv_cache import KVCache
+from amago.nets.utils import state_of_weights
 from amago.run.compiling import Graphs
 from amago.run.process import SharedProcess
 
@@ -86,7 +87,7 @@ class Rollout:
         process: separates the process state of environments in this process from the run's.
         cuda_graphs: on CUDA, replay each step as a CUDA graph, one for each group of actors, captured after three ordinary steps of each `run`
             (`amago.run.compiling.Graphs`). Actions are those of ordinary steps, with the same random numbers. Python code of the agent runs
-            in the capture alone. Weights may change in place at any time.
+            in the capture alone. Where weights have changed in place, one step is an ordinary one, and the next is captured again.
 
     Attributes:
         memory: hidden state of each group, by number; under None the hidden state of all actors, if they are slices of it. None before the
@@ -108,6 +109,7 @@ class Rollout:
         self.process, self.timing = process or SharedProcess(), GroupTiming()
         self.cuda_graphs = cuda_graphs and self.device.type == "cuda"
         self._graphs: Graphs | None = None  # of the present run
+        self._weights: list[Tensor] = []  # of the agent, with graphs
         self.memory: dict[int | None, Any] | None = None
         self._in_flight: set[int] = set()  # groups whose environments step
         self._ended = np.zeros(pool.num_actors, dtype=np.int64)  # rollouts of each actor that have ended in this run
@@ -248,7 +250,9 @@ class Rollout:
                 if self.memory is None:
                     with self._computing():
                         self._init_memory(agent)
-                self._graphs = Graphs("steps of the policy") if self.cuda_graphs else None
+                if self.cuda_graphs:
+                    self._graphs = Graphs("steps of the policy")
+                    self._weights = [*agent.parameters(), *agent.buffers()]
                 while taken < timesteps:
                     if quotas is not None:
                         missing = quotas - self._ended
@@ -356,7 +360,7 @@ class Rollout:
                     after = _write_into(memory, after)
                 return actions, extras
 
-            actions, extras = self._graphs((rows.start, rows.stop), step, list(given.values()))
+            actions, extras = self._graphs((rows.start, rows.stop), step, list(given.values()), state_of_weights(self._weights))
             memory = after
         for name, array in self.pool.extras.items():
             value = extras[name].cpu().numpy()

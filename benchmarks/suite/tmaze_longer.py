@@ -21,8 +21,8 @@ HORIZONS = (300, 1000, 3000, 10000)
 SETTINGS = {
     300: "--parallel_actors 32 --batch_size 16 --epochs 40 --learning_rate 1e-3",
     1000: "--parallel_actors 32 --batch_size 8 --epochs 20 --learning_rate 1e-3",
-    3000: "--parallel_actors 32 --batch_size 4 --epochs 20 --learning_rate 3e-4",
-    10000: "--parallel_actors 16 --batch_size 2 --epochs 40 --learning_rate 3e-4 --grads_per_epoch 20 --eval_timesteps 10001",
+    3000: "--parallel_actors 32 --batch_size 4 --epochs 20 --learning_rate 1e-4",
+    10000: "--parallel_actors 16 --batch_size 2 --epochs 40 --learning_rate 1e-4 --grads_per_epoch 20 --eval_timesteps 10001",
 }
 _ALL = (
     "--configs zoo/tmaze_transformer zoo/tmaze_longer --traj_encoder transformer --memory_layers 1 "
