@@ -94,14 +94,6 @@ def test_observations_keep_their_keys_and_dtypes(tmp_path):
     }  # fmt: skip
 
 
-def collected(root, epochs=1, **fields):
-    """A short run of ours into the same buffer; CartPole."""
-    return tiny.learned(
-        root, tiny.cartpole, name="run", dataset=DiskTrajDataset(root, "d", dset_max_size=4), max_seq_len=30, epochs=epochs,
-        train_timesteps_per_epoch=60, **fields,
-    )  # fmt: skip
-
-
 def cartpole_files(root):
     def obs(rng, t):
         return {"observation": rng.uniform(-1, 1, (t + 1, 4)).astype(np.float32)}
@@ -117,7 +109,10 @@ def cartpole_files(root):
 def test_a_run_trains_on_them_beside_its_own_and_leaves_them_alone(tmp_path):
     files = cartpole_files(tmp_path)
     before = digests(tmp_path)
-    e = collected(tmp_path, epochs=3)
+    e = tiny.learned(
+        tmp_path, tiny.cartpole, dataset=DiskTrajDataset(tmp_path, "d", dset_max_size=4), max_seq_len=30, epochs=3,
+        train_timesteps_per_epoch=60,
+    )  # fmt: skip
     assert digests(tmp_path).items() >= before.items()  # more files than dset_max_size=4 allows
     store = e.dataset.store
     assert sorted({store.env_name(i) for i in range(len(store))}) == ["CartPole"]

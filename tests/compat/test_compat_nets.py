@@ -60,32 +60,21 @@ def sequence(B=3, L=11):
 
 
 @pytest.mark.parametrize("length", [2, 9])
-def test_a_memory_is_copied_from_one_actor_to_another(length):
+def test_a_memory_is_copied_from_one_actor_to_another_cleared_by_hand_and_kept_in_copies(length):
     net, (seq, times) = former(), sequence()
     hidden = net.init_hidden_state(3, "cpu")
     steps(net, seq[:, :length], times[:, :length], hidden)
+    saved = copy.deepcopy(hidden)
     for cache in (hidden.key_cache, hidden.val_cache):
         cache.data[:, 2] = cache.data[:, 0]
-    hidden.seq_lens[2] = hidden.seq_lens[0]
-    same = seq[:1, length:].expand(3, -1, -1)
-    out = steps(net, same, times[:, length:], hidden)
+        cache.data[:, 1] = float("nan")
+    hidden.seq_lens[2], hidden.seq_lens[1] = hidden.seq_lens[0], 0
+    same, times = seq[:1, length:].expand(3, -1, -1), times[:, length:]
+    out = steps(net, same, times, hidden)
     torch.testing.assert_close(out[2], out[0])
+    torch.testing.assert_close(out[1:2], steps(net, same[:1], times[:1], net.init_hidden_state(1, "cpu")))
     assert (out[1] - out[0]).abs().max() > 1e-3
-
-
-def test_a_memory_is_cleared_by_hand_and_kept_in_copies():
-    net, (seq, times) = former(), sequence()
-    hidden = net.init_hidden_state(3, "cpu")
-    steps(net, seq[:, :4], times[:, :4], hidden)
-    saved = copy.deepcopy(hidden)
-    hidden.key_cache.data[:, 1] = float("nan")
-    hidden.val_cache.data[:, 1] = float("nan")
-    hidden.seq_lens[1] = 0
-    out = steps(net, seq[:, 4:], times[:, 4:], hidden)
-    torch.testing.assert_close(out[1:2], steps(net, seq[1:2, 4:], times[1:2, 4:], net.init_hidden_state(1, "cpu")))
-    goes_on = steps(net, seq[:, 4:], times[:, 4:], saved)
-    torch.testing.assert_close(goes_on[0], out[0])
-    assert (goes_on[1] - out[1]).abs().max() > 1e-3
+    torch.testing.assert_close(steps(net, same, times, saved)[0], out[0])
     hidden.seq_lens[0] = 7
     with pytest.raises(ValueError, match="seq_lens must be from 0 to 6"):
         steps(net, seq[:, :1], times[:, :1], hidden)

@@ -4,6 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import tiny
+from counting_env import CountingEnv, length_of
 from messages import naming
 from store_helpers import stored
 
@@ -13,67 +14,41 @@ from amago.envs.env_utils import DummyAsyncVectorEnv, space_convert
 from amago.envs.exploration import ExplorationWrapper
 
 
-class Battle(gym.Env):
-    """Five turns. The observation names the turn; the reward of a turn is the index of the action."""
+class Played(AMAGOEnv):
+    """Adds a mask of actions to the observations, ends on truncation, pays half a point more, and logs what it likes."""
 
-    def __init__(self, n=6, turns=5, action_space=None):
-        self.observation_space = gym.spaces.Dict(text=gym.spaces.Box(0, 100, (3,), np.int32))
-        self.action_space = gym.spaces.Discrete(n) if action_space is None else action_space
-        self.turns, self.format, self.battles, self.given = turns, "gen1ou", 0, []
-
-    def reset(self, *args, **kwargs):
-        self.turn, self.battles = 0, self.battles + 1
-        return {"text": np.array([0, self.battles, 0], np.int32)}, {"legal": [0, 1]}
-
-    def step(self, action):
-        self.given.append(action)
-        self.turn += 1
-        done = self.turn == self.turns
-        info = {"legal": [self.turn % 6], f"{AMAGO_ENV_LOG_PREFIX} Valid Actions": [1.0, 0.0] if done else [1.0]}
-        reward = float(action) if np.ndim(action) == 0 else 0.0
-        return {"text": np.array([self.turn, self.battles, 0], np.int32)}, reward, False, done, info
-
-    def take_long_break(self):
-        return f"break {self.battles}"
-
-
-class BattleAMAGO(AMAGOEnv):
-    """Adds a mask of actions to the observations, ends on truncation, and logs what it likes."""
-
-    def __init__(self, **kwargs):
-        super().__init__(env=Battle(**kwargs), env_name=None, batched_envs=1)
-        self.observation_space["illegal_actions"] = gym.spaces.Box(low=0, high=1, shape=(6,), dtype=bool)
+    def __init__(self):
+        super().__init__(env=CountingEnv(0), env_name=None, batched_envs=1)
+        self.observation_space["illegal_actions"] = gym.spaces.Box(low=0, high=1, shape=(5,), dtype=bool)
 
     @property
     def env_name(self):
-        return f"{self.env.format}_{self.env.battles % 2}"
-
-    def _with_mask(self, obs, info):
-        mask = np.ones(6, dtype=bool)
-        mask[info["legal"]] = False
-        return obs | {"illegal_actions": mask}
+        return f"{self.env.kind}_{self.env.episode % 2}"
 
     def inner_reset(self, *args, **kwargs):
         obs, info = self.env.reset(*args, **kwargs)
-        return self._with_mask(obs, info), info
+        return obs | {"illegal_actions": np.eye(5, dtype=bool)[0]}, info | {"legal": [1, 2, 3, 4]}
 
     def inner_step(self, action):
         obs, reward, terminated, truncated, info = self.env.step(action)
-        return self._with_mask(obs, info), reward + 0.5, terminated or truncated, truncated, info
+        return obs | {"illegal_actions": np.zeros(5, bool)}, reward + 0.5, terminated or truncated, truncated, info
 
     def step(self, action):
         timestep, reward, terminated, truncated, info = super().step(action)
         info[f"{AMAGO_ENV_LOG_PREFIX} Step"] = float(timestep.time_idx[0])
         return timestep, reward, terminated, truncated, info
 
+    def take_long_break(self):
+        return f"break {self.env.episode}"
+
 
 def test_keys_may_be_added_removed_and_replaced():
     class Reworked(AMAGOEnv):
         def __init__(self):
-            super().__init__(Battle(), "reworked")
+            super().__init__(CountingEnv(0), "reworked")
             self.observation_space["level"] = gym.spaces.Discrete(4)
             self.observation_space["nested"] = gym.spaces.Dict(a=gym.spaces.Box(-1, 1, (2,), np.float64))
-            del self.observation_space.spaces["text"]
+            del self.observation_space.spaces["count"], self.observation_space.spaces["took"]
 
         def inner_reset(self, *args, **kwargs):
             obs, info = super().inner_reset(*args, **kwargs)
@@ -105,7 +80,7 @@ def test_keys_may_be_added_removed_and_replaced():
 
     class Forgotten(AMAGOEnv):
         def __init__(self):
-            super().__init__(Battle(), "forgotten")
+            super().__init__(CountingEnv(0), "forgotten")
             self.observation_space["bag"] = gym.spaces.Box(0, 1, (1,), np.float32)
 
     with pytest.raises(ValueError, match=naming("forgotten", "missing", "bag")):
@@ -117,25 +92,22 @@ def test_an_own_form_of_actions_is_seen_and_stored(tmp_path):
         def make_action_rep(self, action):
             return super().make_action_rep(action) / 2
 
-    class Soft(BattleAMAGO):
+    class Soft(AMAGOEnv):
         def make_action_rep(self, action):
             return super().make_action_rep(action) * 0.9
 
-    env = SequenceWrapper(
-        Halved(Battle(action_space=gym.spaces.Box(-3.0, 3.0, (2,))), "halved"), save_trajs_to=tmp_path / "fifo"
-    )
+    env = SequenceWrapper(Halved(CountingEnv(0, kind="continuous"), "halved"), save_trajs_to=tmp_path / "fifo")
     env.reset()
-    for _ in range(5):
-        env.step(np.array([1.0, -0.5], np.float32))
-        if env.step_count[0]:
-            assert env.current_timestep[1].tolist() == [[0.0, 0.5, -0.25]]
+    env.step(np.array([1.0, -0.5], np.float32))
+    assert env.current_timestep[1].tolist() == [[1.0, 0.5, -0.25]]
+    env.step(np.array([1.0, -0.5], np.float32))
     env.close()
-    np.testing.assert_allclose(env.unwrapped.given[0], [3.0, -1.5])
     (traj,) = stored(tmp_path)
-    assert traj.actions.tolist() == [[0.5, -0.25]] * 5
-    soft = Soft()
+    assert traj.actions.tolist() == [[0.5, -0.25]] * 2
+    assert traj.obs["took"][1:].tolist() == [[2.0, 2.5]] * 2, "the environment takes the policy's action"
+    soft = Soft(CountingEnv(0), "soft")
     soft.reset()
-    with pytest.raises(ValueError, match=naming("make_action_rep", "gen1ou_1", (1, 6))):
+    with pytest.raises(ValueError, match=naming("make_action_rep", "soft", (1, 5))):
         soft.step(2)
 
 
@@ -151,18 +123,18 @@ def test_the_name_at_the_end_of_a_rollout_counts():
             self.opponent = "alice"
             return super().inner_step(action)
 
-    env = SequenceWrapper(Opponent(Battle()))
+    env = SequenceWrapper(Opponent(CountingEnv(0)))
     env.reset()
-    for _ in range(5):
+    for _ in range(length_of(0, 0)):
         env.step(1)
-    assert env.return_history.data == {"vs_alice": [5.0]}
-    assert env.total_frames_by_env_name == {"vs_alice": 5}
+    assert env.return_history.data == {"vs_alice": [1.0 + 2.0]}
+    assert env.total_frames_by_env_name == {"vs_alice": 2}
 
 
 def test_subclasses_may_use_the_names_of_our_attributes():
     class Own(AMAGOEnv):
         def __init__(self):
-            super().__init__(Battle(), "own")
+            super().__init__(CountingEnv(0), "own")
             self.horizon, self.last_action = 77, "none yet"
 
         def inner_step(self, action):
@@ -177,26 +149,27 @@ def test_subclasses_may_use_the_names_of_our_attributes():
 
 
 def test_environments_side_by_side():
-    envs = DummyAsyncVectorEnv([EnvCreator(BattleAMAGO), EnvCreator(BattleAMAGO)])
-    assert (len(envs.envs), envs.num_envs, envs.single_action_space) == (2, 2, gym.spaces.Discrete(6))
+    envs = DummyAsyncVectorEnv([EnvCreator(Played), EnvCreator(Played)])
+    assert (len(envs.envs), envs.num_envs, envs.single_action_space.n) == (2, 2, 5)
     obs, infos = envs.reset(seed=3)
-    assert (obs["text"].shape, infos["legal"][1]) == ((2, 1, 3), [0, 1])
-    for step in range(1, 6):
+    assert (obs["count"].shape, infos["legal"][1]) == ((2, 1, 4), [1, 2, 3, 4])
+    for step, took in ((1, [4, 5]), (2, [0, 0])):  # of two steps: reset at the end
         obs, reward, terminated, truncated, infos = envs.step(np.array([[1], [2]], np.uint8))
-        assert reward[:, 0].tolist() == [1.5, 2.5]
+        assert reward[:, 0].tolist() == [step + 0.5] * 2
         assert terminated.shape == truncated.shape == (2, 1)
-        assert obs["text"][:, 0, 0].tolist() == [step % 5] * 2, "reset at the end"
+        assert obs["count"][:, 0, 0].tolist() == [step % 2] * 2
+        assert obs["took"][:, 0, 0].tolist() == took
     assert terminated.all()
     assert infos[f"_{AMAGO_ENV_LOG_PREFIX} Step"].all()
     envs.call_async("current_timestep")
     inputs = envs.call_wait()
     assert [time[0, 0] for _, _, time in inputs] == [0, 0]
-    assert envs.call("take_long_break") == ["break 2", "break 2"]
-    assert envs.call("format") == ["gen1ou"] * 2
+    assert envs.call("take_long_break") == ["break 1", "break 1"]
+    assert envs.call("kind") == ["discrete"] * 2
     envs.call_async("env_name")
     with pytest.raises(ValueError, match=naming("call_wait")):
         envs.call_async("env_name")
-    assert envs.call_wait() == ["gen1ou_0"] * 2
+    assert envs.call_wait() == ["discrete_1"] * 2
     with pytest.raises(ValueError, match=naming("call_async")):
         envs.call_wait()
     with pytest.raises(AttributeError, match="not_there"):

@@ -37,34 +37,21 @@ def run(recorder, steps, seed=0):
 def test_last_observations_of_environments_without_metadata(form):
     """SAME_STEP is assumed; the last observation comes in any of three forms, or is lost."""
 
-    class Vector:
-        metadata: dict = {}
-
-        def __init__(self):
-            self.envs = [CountingEnv(i) for i in range(3)]
-            self.observation_space, self.action_space = self.envs[0].observation_space, self.envs[0].action_space
-
-        def _stack(self, obs):
-            return {k: np.stack([o[k] for o in obs]) for k in obs[0]}
-
-        def reset(self, *, seed=None, options=None):
-            return self._stack([e.reset()[0] for e in self.envs]), {}
-
+    class Vector(gym.vector.SyncVectorEnv):
         def step(self, actions):
-            obs, r, te, tr = [list(x) for x in zip(*[e.step(int(a))[:4] for e, a in zip(self.envs, actions)])]
-            last, info = [None] * 3, {}
-            for i, env in enumerate(self.envs):
-                if te[i] or tr[i]:
-                    last[i], obs[i] = obs[i], env.reset()[0]
+            *out, info = super().step(actions)
+            last = info.get("final_obs")
+            if last is None or form is None:
+                return *out, {}
             if form == "dict":
-                blank = {k: np.zeros_like(v) for k, v in obs[0].items()}
-                info = {"final_obs": self._stack([blank if x is None else x for x in last])}
-            elif form is not None:
-                info = {form: np.array(last, dtype=object)}
-            return self._stack(obs), np.array(r), np.array(te), np.array(tr), info
+                blank = {k: np.zeros_like(v[0]) for k, v in out[0].items()}
+                last = {k: np.stack([(x or blank)[k] for x in last]) for k in blank}
+            return *out, {"final_obs" if form == "dict" else form: last}
 
+    envs = Vector([lambda i=i: CountingEnv(i) for i in range(3)], autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+    envs.metadata = {}
     sink = Sink()
-    recorder = SequenceWrapper(AMAGOEnv(Vector(), "v", batched_envs=3), writer=sink)
+    recorder = SequenceWrapper(AMAGOEnv(envs, "v", batched_envs=3), writer=sink)
     run(recorder, 60)
     lengths = {}
     for traj in sink.trajs:

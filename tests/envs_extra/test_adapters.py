@@ -73,13 +73,9 @@ def test_agents_of_pettingzoo(tmp_path):
             self.t += 1
             obs = self._observed()
             over = {a: self.t == 3 + self.possible_agents.index(a) for a in self.agents}
-            rewards, infos, never = (
-                {a: float(actions[a]) for a in self.agents},
-                {a: {} for a in self.agents},
-                dict.fromkeys(self.agents, False),
-            )
+            rewards, never = {a: float(actions[a]) for a in self.agents}, dict.fromkeys(self.agents, False)
             self.agents = [a for a in self.agents if not over[a]]
-            return obs, rewards, over, never, infos
+            return obs, rewards, over, never, {a: {} for a in actions}
 
     parallel_api_test(Party(), num_cycles=20)
     e = tiny.learned(

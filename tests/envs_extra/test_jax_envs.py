@@ -107,12 +107,8 @@ def test_packages(make: Any) -> None:
         env = make()
     except ImportError as err:
         pytest.skip(str(err))
-    pool = make_pool(
-        lambda: AMAGOEnv(JaxVectorEnv(env, ROWS, time_limit=9), batched_envs=ROWS),
-        "already_vectorized",
-        parallel_actors=ROWS,
-        seed=0,
-    )
+    rows = AMAGOEnv(JaxVectorEnv(env, ROWS, time_limit=9), batched_envs=ROWS)
+    pool = make_pool(lambda: rows, "already_vectorized", parallel_actors=ROWS, seed=0)
     pool.reset()
     for _ in range(20):
         pool.step(np.stack([pool.action_spec.from_env(pool.action_spec.space.sample()) for _ in range(ROWS)]))

@@ -35,16 +35,16 @@ def needs(name: str) -> None:
 
 
 def environment(name: str) -> gym.Env[Any, Any]:
-    from amago.envs.builtin.tmaze import TMazePassive
+    def module(of: str) -> Any:
+        return importlib.import_module(f"amago.envs.builtin.{of}")
 
-    if name == "tmaze_10k":
-        return TMazePassive(9_999)
-    if name == "crafter_long":
-        return importlib.import_module("amago.envs.builtin.crafter").CrafterInstructions(obs_kind="crop")
-    if name == "atari_multigame":
-        return importlib.import_module("amago.envs.builtin.ale_retro").AtariGame("Qbert")
-    worlds = importlib.import_module("amago.envs.builtin.metaworld_ml")
-    return worlds.MetaWorld(worlds.metaworld_tasks("reach-v3"), k_episodes=3)
+    worlds = module("metaworld_ml")
+    return {
+        "tmaze_10k": lambda: module("tmaze").TMazePassive(9_999),
+        "crafter_long": lambda: module("crafter").CrafterInstructions(obs_kind="crop"),
+        "atari_multigame": lambda: module("ale_retro").AtariGame("Qbert"),
+        "metaworld_ml45": lambda: worlds.MetaWorld(worlds.metaworld_tasks("reach-v3"), k_episodes=3),
+    }[name]()  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("run", RUNS, ids=[run.name for run in RUNS])

@@ -11,7 +11,7 @@ from amago.envs.builtin.metaworld_ml import MetaWorld, MetaWorldTasks, metaworld
 from amago.envs.statistics import AMAGO_ENV_LOG_PREFIX
 
 SUCCESS_RATE = f"{AMAGO_ENV_LOG_PREFIX} Success Rate"
-
+ATTEMPT = f"{AMAGO_ENV_LOG_PREFIX} Attempt"
 
 metaworld = pytest.importorskip("metaworld", reason="Meta-World is not installed: pip install 'amago[metaworld]'")
 
@@ -28,10 +28,6 @@ def two(reach: MetaWorldTasks) -> MetaWorldTasks:
     classes = {"train": reach.classes["train"] | push.classes["train"], "test": push.classes["test"]}
     tasks = {"train": reach.tasks["train"] | push.tasks["train"], "test": push.tasks["test"]}
     return MetaWorldTasks("two", classes, tasks)
-
-
-def metric(i: int, name: str) -> str:
-    return f"{AMAGO_ENV_LOG_PREFIX} Attempt {i} {name}"
 
 
 def actions(n: int, seed: int = 0) -> np.ndarray:
@@ -101,8 +97,8 @@ def test_attempts_are_upstreams_episodes(reach: MetaWorldTasks) -> None:
         total, solved = total + reward, max(solved, told["success"])
         if t % 12 == 11:
             i = t // 12
-            assert info.pop(metric(i, "Return")) == pytest.approx(total)
-            assert info.pop(metric(i, "Success")) == solved
+            assert info.pop(f"{ATTEMPT} {i} Return") == pytest.approx(total)
+            assert info.pop(f"{ATTEMPT} {i} Success") == solved
             log |= info
         else:
             assert info == {}

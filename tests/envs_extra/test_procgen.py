@@ -15,11 +15,8 @@ pytest.importorskip(
     "envpool.procgen", reason="Procgen draws with Qt 5: apt-get install libqt5core5a libqt5gui5", exc_type=ImportError
 )
 
+ATTEMPT = f"{AMAGO_ENV_LOG_PREFIX} Attempt"
 COMPLETE = f"{AMAGO_ENV_LOG_PREFIX} Level Complete"
-
-
-def metric(i: int, name: str) -> str:
-    return f"{AMAGO_ENV_LOG_PREFIX} Attempt {i} {name}"
 
 
 def bare(game_id: str, level: int) -> Any:
@@ -65,8 +62,8 @@ def test_attempts_are_upstreams_episodes_of_one_level(game: str, mode: str) -> N
                 break
             np.testing.assert_array_equal(obs, theirs[0])
             assert (terminated, truncated, info) == (False, False, {})
-        assert info.pop(metric(attempt, "Return")) == pytest.approx(total)
-        assert info.pop(metric(attempt, "Level Complete")) == float(over and told["prev_level_complete"][0])
+        assert info.pop(f"{ATTEMPT} {attempt} Return") == pytest.approx(total)
+        assert info.pop(f"{ATTEMPT} {attempt} Level Complete") == float(over and told["prev_level_complete"][0])
         assert (terminated, truncated) == (attempt == 1, False)
     assert set(info) == {COMPLETE}
     with pytest.raises(gym.error.ResetNeeded):

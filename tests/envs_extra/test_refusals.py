@@ -12,11 +12,8 @@ import pytest
 from messages import naming
 
 B = "amago.envs.builtin."
-ATARI, RETRO, PROCGEN = (
-    (B + "ale_retro", "AtariGame"),
-    (B + "ale_retro", "RetroArcade"),
-    (B + "procgen_envs", "TwoAttemptMTProcgen"),
-)
+ATARI, RETRO = (B + "ale_retro", "AtariGame"), (B + "ale_retro", "RetroArcade")
+PROCGEN = (B + "procgen_envs", "TwoAttemptMTProcgen")
 GAME, DOMAINS = (B + "popgym_envs", "POPGymGame"), (B + "popgym_envs", "MultiDomainPOPGym")
 BABYAI, CRAFTER = (B + "babyai", "MultitaskMetaBabyAI"), (B + "crafter", "CrafterInstructions")
 CHEETAH, XLAND = (B + "half_cheetah_v4_vel", "HalfCheetahVel"), (B + "xland_minigrid", "XLandMiniGrid")

@@ -12,17 +12,14 @@ import pytest
 import tiny
 import torch
 from _pytest.mark import ParameterSet
-from run_inside import run_script
+from run_inside import TINY, run_script
 
 from amago import cli_utils
 from amago.cli import demo
 from amago.run.checkpoint import CheckpointError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-FEW = (  # what every run below is given
-    "--run_name tiny --buffer_dir . --epochs 1 --grads_per_epoch 2 --timesteps_per_epoch 24 --parallel_actors 2 --batch_size 4 "
-    "--memory_size 16 --memory_layers 1 --env_workers 1 --seed 0 --quiet"
-)
+FEW = TINY.replace("--no_async", "--env_workers 1")
 SMALL = {
     "00_meta_frozen_lake.py": "--lake_size 2 --k_episodes 2 --max_episode_steps 5 --hide_k_progress",
     "01_basic_gym.py": "--horizon 12 --max_seq_len 8",

@@ -1,11 +1,11 @@
 """MetaFrozenLake against breadth-first search, arithmetic on small lakes, and binomial bounds."""
 
-from collections import deque
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from shortest_ways import shortest_way
 
 from amago.envs.builtin import MetaFrozenLake
 from amago.envs.statistics import AMAGO_ENV_LOG_PREFIX
@@ -13,23 +13,15 @@ from amago.envs.statistics import AMAGO_ENV_LOG_PREFIX
 ACTIONS = {1: (1, 0), 2: (-1, 0), 3: (0, 1), 4: (0, -1)}
 
 
-def shortest_path(holes: np.ndarray, start: tuple[int, int] = (0, 0)) -> list[int]:
+def shortest_path(holes: np.ndarray) -> list[int]:
     """Actions of a shortest way to the far corner, found without the environment."""
-    size = holes.shape[0]
-    goal, came = (size - 1, size - 1), {start: (start, 0)}
-    queue = deque([start])
-    while queue:
-        cell = queue.popleft()
-        for action, (dx, dy) in ACTIONS.items():
-            x, y = cell[0] + dx, cell[1] + dy
-            if 0 <= x < size and 0 <= y < size and not holes[x, y] and (x, y) not in came:
-                came[(x, y)] = (cell, action)
-                queue.append((x, y))
-    path, cell = [], goal
-    while cell != start:
-        cell, action = came[cell]
-        path.append(action)
-    return path[::-1]
+    last = holes.shape[0] - 1
+
+    def moves(cell: tuple[int, int]) -> list[tuple[int, tuple[int, int]]]:
+        near = [(action, (cell[0] + dx, cell[1] + dy)) for action, (dx, dy) in ACTIONS.items()]
+        return [(action, after) for action, after in near if min(after) >= 0 and max(after) <= last and not holes[after]]
+
+    return shortest_way((0, 0), lambda cell: cell == (last, last), moves)
 
 
 def lake_with(holes: set[tuple[int, int]], size: int, **kwargs: Any) -> MetaFrozenLake:

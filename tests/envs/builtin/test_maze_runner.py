@@ -1,12 +1,11 @@
 """MazeRunner against shortest ways, counts of spanning trees, identities of random walks, and replays of relabelled rollouts."""
 
-from collections import deque
-
 import gymnasium as gym
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shortest_ways import shortest_way
 
 from amago.data.trajectory import FrozenTraj
 from amago.envs.builtin import MazeRunner
@@ -23,20 +22,12 @@ GOALS_REACHED, SUCCESS = (f"{AMAGO_ENV_LOG_PREFIX} {name}" for name in ("Goals R
 
 def way(free: np.ndarray, start: Cell, end: Cell) -> list[int]:
     """A shortest way, as actions."""
-    came: dict[Cell, tuple[Cell, int] | None] = {start: None}
-    todo = deque([start])
-    while todo:
-        cell = todo.popleft()
-        for action, (dx, dy) in enumerate(MOVES[:4]):
-            after = (cell[0] + dx, cell[1] + dy)
-            if free[after] and after not in came:
-                came[after] = (cell, action)
-                todo.append(after)
-    out, at = [], end
-    while (step := came[at]) is not None:
-        at = step[0]
-        out.append(step[1])
-    return out[::-1]
+
+    def moves(cell: Cell) -> list[tuple[int, Cell]]:
+        near = [(action, (cell[0] + dx, cell[1] + dy)) for action, (dx, dy) in enumerate(MOVES[:4])]
+        return [(action, after) for action, after in near if free[after]]
+
+    return shortest_way(start, lambda cell: cell == end, moves)
 
 
 def ask_for(env: MazeRunner, goals: list[Cell]) -> None:
@@ -46,19 +37,15 @@ def ask_for(env: MazeRunner, goals: list[Cell]) -> None:
     env.goals, env._goal_rows = goals, rows
 
 
-def pieces(free: np.ndarray) -> list[set[Cell]]:
-    """The connected parts."""
-    rest, out = {(int(x), int(y)) for x, y in np.argwhere(free)}, []
-    while rest:
-        part, todo = set(), [rest.pop()]
-        while todo:
-            cell = todo.pop()
-            part.add(cell)
-            near = {(cell[0] + dx, cell[1] + dy) for dx, dy in MOVES[:4]} & rest
-            rest -= near
-            todo += near
-        out.append(part)
-    return out
+def reached(free: np.ndarray) -> np.ndarray:
+    """The cells that are connected with (1, 1)."""
+    seen = np.zeros_like(free)
+    seen[1, 1], before = True, 0
+    while seen.sum() > before:
+        before = seen.sum()
+        for axis, shift in ((0, 1), (0, -1), (1, 1), (1, -1)):
+            seen |= np.roll(seen, shift, axis) & free
+    return seen
 
 
 @pytest.mark.parametrize("size", [5, 7, 9, 15, 31])
@@ -70,7 +57,7 @@ def test_a_maze_without_loops_is_a_tree(size: int) -> None:
         assert not np.concatenate((free[0], free[-1], free[:, 0], free[:, -1])).any()  # walls all around
         assert free[1::2, 1::2].all()  # rooms
         assert not free[::2, ::2].any()  # corners of walls
-        assert (int(free.sum()), len(pieces(free))) == (2 * rooms - 1, 1)
+        assert int(free.sum()) == int(reached(free).sum()) == 2 * rooms - 1
         touching = int((free[1:] & free[:-1]).sum() + (free[:, 1:] & free[:, :-1]).sum())
         assert touching == int(free.sum()) - 1  # connected, with one edge less than cells
 

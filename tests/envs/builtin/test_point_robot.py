@@ -11,6 +11,8 @@ from support.point_robot import GOAL_REGIONS, PointRobot
 
 from amago.envs.statistics import AMAGO_ENV_LOG_PREFIX
 
+ATTEMPT = f"{AMAGO_ENV_LOG_PREFIX} Attempt"
+
 
 def straight(env: PointRobot, obs: np.ndarray) -> np.ndarray:
     """The best action of one who knows the goal: each axis is left as soon as it can be."""
@@ -20,10 +22,6 @@ def straight(env: PointRobot, obs: np.ndarray) -> np.ndarray:
 def best_return(goal: tuple[float, float], step: float, length: int) -> float:
     """Of one attempt; both coordinates shrink by ``step`` a step until they are 0, independently."""
     return -sum(math.hypot(*(max(0.0, abs(g) - step * t) for g in goal)) for t in range(1, length + 1))
-
-
-def metric(i: int, name: str) -> str:
-    return f"{AMAGO_ENV_LOG_PREFIX} Attempt {i} {name}"
 
 
 @settings(max_examples=60, deadline=None)
@@ -55,8 +53,8 @@ def test_the_straight_way_earns_what_geometry_says(k: int, length: int, region: 
     assert total == pytest.approx(k * best, rel=1e-4, abs=1e-4)
     missing = math.hypot(*(max(0.0, abs(g) - step * length) for g in goal))
     for i in range(k):
-        assert log.pop(metric(i, "Final Distance")) == pytest.approx(missing, abs=1e-5)
-        assert log.pop(metric(i, "Return")) == pytest.approx(best, rel=1e-4, abs=1e-4)
+        assert log.pop(f"{ATTEMPT} {i} Final Distance") == pytest.approx(missing, abs=1e-5)
+        assert log.pop(f"{ATTEMPT} {i} Return") == pytest.approx(best, rel=1e-4, abs=1e-4)
     assert not log
     with pytest.raises(gym.error.ResetNeeded, match="PointRobot"):
         env.step(np.zeros(2))
