@@ -25,8 +25,13 @@ def length_of(actor: int, episode: int) -> int:
 
 
 def is_terminated(actor: int, episode: int) -> bool:
-    """Whether an episode ends by termination; the others are truncated."""
+    """Whether an episode ends by termination."""
     return (actor + episode) % 2 == 0
+
+
+def is_truncated(actor: int, episode: int) -> bool:
+    """Whether an episode is cut: those that do not terminate, and some that terminate at the same step."""
+    return not is_terminated(actor, episode) or episode % 3 == 2
 
 
 def reward_of(actor: int, episode: int, t: int) -> float:
@@ -105,9 +110,8 @@ class CountingEnv(gym.Env[Any, Any]):
             info[f"{AMAGO_ENV_LOG_PREFIX} Episode Number"] = float(self.episode)
         info[f"{AMAGO_ENV_LOG_PREFIX}_time"] = self.t
         ended = self.t == length_of(self.actor, self.episode)
-        terminated = is_terminated(self.actor, self.episode)
-        reward = reward_of(self.actor, self.episode, self.t)
-        return self._obs(action), reward, ended and terminated, ended and not terminated, info
+        terminated, truncated = (ended and ends(self.actor, self.episode) for ends in (is_terminated, is_truncated))
+        return self._obs(action), reward_of(self.actor, self.episode, self.t), terminated, truncated, info
 
     def _info(self, names: tuple[str, ...]) -> dict[str, Any]:
         if not self.extras:

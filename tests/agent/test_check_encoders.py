@@ -81,14 +81,6 @@ def in_place(self, obs, rl2s, out):
     return out
 
 
-def of_batch(self, obs, rl2s, out):
-    return out - out.mean(0, keepdim=True)
-
-
-def of_sequence(self, obs, rl2s, out):
-    return out.cumsum(1)
-
-
 class Unused(Own):
     def __init__(self, obs_space, rl2_space):
         super().__init__(obs_space, rl2_space)
@@ -128,8 +120,8 @@ TSTEP_FAULTS = {
     "a fixed length": (forward(lambda self, obs, rl2s, out: out.view(2, 3, 6)), ("forward of obs a (1, 1, 3)", "RuntimeError")),
     "in place": (forward(in_place), ("obs['a']", "in place")),
     "random": (forward(lambda self, obs, rl2s, out: out + torch.randn_like(out)), ("evaluation mode", "two different outputs")),
-    "statistics of the batch": (forward(of_batch), ("sequence of a batch", "alone")),
-    "other timesteps": (forward(of_sequence), ("timestep of a sequence", "alone")),
+    "statistics of the batch": (forward(lambda self, obs, rl2s, out: out - out.mean(0, keepdim=True)), ("sequence of a batch", "alone")),
+    "other timesteps": (forward(lambda self, obs, rl2s, out: out.cumsum(1)), ("timestep of a sequence", "alone")),
     "detached": (forward(lambda self, obs, rl2s, out: out.detach() + self.layer.bias), ("no gradient reaches layer.weight",)),
     "unused": (Unused, ("no gradient reaches spare.weight, spare.bias", "requires_grad_(False)")),
     "an infinite gradient": (forward(lambda self, obs, rl2s, out: (out - out).abs().sqrt()), ("gradient of", "not finite")),

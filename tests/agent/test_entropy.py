@@ -8,7 +8,7 @@ import tiny
 import torch
 from messages import naming
 from one_step import agent_for, rollouts, train
-from test_agent import SPACES, build, make_batch
+from test_agent import SEVERAL, SPACES, build, make_batch
 
 import amago
 from amago import config
@@ -17,7 +17,6 @@ from amago.nets.policy_dists import Beta, TanhGaussian, distribution_of
 from amago.run.settings import SettingsError
 from amago.spaces import action_spec
 
-SEVERAL = gym.spaces.Tuple((gym.spaces.Discrete(3), gym.spaces.MultiBinary(2), gym.spaces.Box(-1, 1, (2,))))
 TARGET = {"continuous": -0.5, "choices": 0.6}
 
 
