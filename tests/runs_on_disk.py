@@ -39,6 +39,7 @@ def write_settings(path, starts=({"time": "2026-01-01T00:00:00", "host": "h"},),
         "parameters": {"amago.agent.Agent.tau": 0.003, **(parameters or {})},
         "unused": list(unused),
         "starts": list(starts),
+        "id": path.name,
     }
     (path / "settings.json").write_text(json.dumps(record))
 

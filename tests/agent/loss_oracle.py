@@ -26,17 +26,11 @@ def leaky(x):
 
 @dataclass
 class Draws:
-    """What was random, in the order of drawing: one entry for each k of the actor's loss, then for each k of the target.
-
-    The critics of a target are indices, or lists of lists by sequence, step, place in the subset and discount.
-    """
+    """What was random, in the order of drawing: one entry for each k of the actor's loss, then for each k of the target; and the indices
+    of a target's critics."""
 
     noise: list = field(default_factory=list)
     critics: list = field(default_factory=list)
-
-    def critics_of(self, b, t, g):
-        """Those of the target of a transition."""
-        return [c[g][0] for c in self.critics[b][t]] if isinstance(self.critics[0], list) else self.critics
 
 
 @dataclass
@@ -220,9 +214,7 @@ class Oracle:
         later = self.trace_target(data, b, t + 1, g, draws)
         s, a = data.states[b, t + 1].detach(), data.actions[b, t + 1]
         stored = self.clip(a) if self.kind == "discrete" else a.clamp(-1, 1)
-        of_taken = [
-            self.in_returns(self.value(self.q(self.target_params, c, g, s, stored)), g) for c in draws.critics_of(b, t, g)
-        ]
+        of_taken = [self.in_returns(self.value(self.q(self.target_params, c, g, s, stored)), g) for c in draws.critics]
         q = of_taken[values.index(min(values))] if self.online > 0 else sum(of_taken) / len(of_taken)
         pi = torch.exp(self.log_prob_of_action(vec, a))
         return reward + self.gammas[g] * (v + bonus + self.trace_lambda * pi * (later - q))
@@ -242,7 +234,7 @@ class Oracle:
         policy there."""
         s, values = data.states[b, t].detach(), []
         vec = self.policy_vector(self.target_params, s)[g]
-        for c in draws.critics_of(b, t - 1, g):
+        for c in draws.critics:
             samples = [self.value(self.q(self.target_params, c, g, s, self.sample(vec, e[b, t - 1, g]))) for e in draws.noise]
             values.append(self.in_returns(sum(samples) / len(samples), g))
         return values, vec
@@ -262,8 +254,8 @@ class Oracle:
             new["w"][g] = before["w"][g] * old[g] / self.sigma(g)
             new["b"][g] = (old[g] * before["b"][g] + before["mu"][g] - new["mu"][g]) / self.sigma(g)
 
-    def losses(self, data, draws_pi, draws_next, draws_taken=None):
-        """Mean losses of actor and critics over the real transitions. ``draws_taken``: critics that value the actions of the data."""
+    def losses(self, data, draws_pi, draws_next):
+        """Mean losses of actor and critics over the real transitions."""
         real = [(b, t) for b, n in enumerate(data.lengths) for t in range(n)]
         with torch.no_grad():
             targets = {(b, t): self.target(data, b, t, draws_next) for b, t in real}

@@ -181,28 +181,13 @@ def result(change):
     return bad(forward=forward)
 
 
-def reset_all(self, hidden_state, dones):
-    return tuple(torch.zeros_like(part) for part in hidden_state)
-
-
-def reset_one_of_two(self, hidden_state, dones):
-    return LSTM.reset_hidden_state(self, hidden_state, dones)[0], hidden_state[1]
-
-
-def reset_arrays_only(self, hidden_state, dones):
-    return LSTM.reset_hidden_state(self, hidden_state, torch.from_numpy(dones))
-
-
-def reset_tensors_only(self, hidden_state, dones):
-    return LSTM.reset_hidden_state(self, hidden_state, dones.clone())
-
-
-def slice_copies(self, hidden_state, start, stop):
-    return tuple(part[:, start:stop].clone() for part in hidden_state)
-
-
-def slice_first(self, hidden_state, start, stop):
-    return tuple(part[:, : stop - start] for part in hidden_state)
+def reset(change):
+    """A model that resets a hidden state by ``change(self, hidden state, dones, the right way)``."""
+    return bad(
+        reset_hidden_state=lambda self, hidden, dones: change(
+            self, hidden, dones, lambda *given: LSTM.reset_hidden_state(self, *given)
+        )
+    )
 
 
 class Short(LSTM):
@@ -279,14 +264,18 @@ TRAJ_FAULTS = {
     ),
     "an old memory": (result(lambda self, seq, hidden, out: (out[0], hidden)), ("step 1 of a rollout", "whole sequence")),
     "init_hidden_state": (bad(init_hidden_state=lambda self, n, device: 1 / 0), ("init_hidden_state(3, 'cpu')", "ZeroDivisionError")),
-    "no reset": (bad(reset_hidden_state=lambda self, hidden, dones: hidden), ("reset_hidden_state", "an array", "was reset")),
-    "all are reset": (bad(reset_hidden_state=reset_all), ("reset_hidden_state", "not reset yet", "others must stay")),
-    "half a reset": (bad(reset_hidden_state=reset_one_of_two), ("reset_hidden_state", "was reset", "init_hidden_state")),
-    "arrays only": (bad(reset_hidden_state=reset_arrays_only), ("reset_hidden_state", "Tensor (3,)", "TypeError")),
-    "tensors only": (bad(reset_hidden_state=reset_tensors_only), ("reset_hidden_state", "ndarray (3,)", "AttributeError")),
+    "no reset": (reset(lambda self, hidden, dones, right: hidden), ("reset_hidden_state", "an array", "was reset")),
+    "all are reset": (reset(lambda self, hidden, dones, right: right(hidden, dones | True)), ("not reset yet", "others must stay")),
+    "half a reset": (reset(lambda self, hidden, dones, right: (right(hidden, dones)[0], hidden[1])), ("was reset", "init_hidden_state")),
+    "arrays only": (reset(lambda self, hidden, dones, right: right(hidden, torch.from_numpy(dones))), ("Tensor (3,)", "TypeError")),
+    "tensors only": (reset(lambda self, hidden, dones, right: right(hidden, dones.clone())), ("ndarray (3,)", "AttributeError")),
     "long rollouts": (Short, ("step 8", "max_seq_len=8", "IndexError", "no place left")),
-    "slices that are copies": (bad(slice_hidden_state=slice_copies), ("slice_hidden_state", "storage")),
-    "another slice": (bad(slice_hidden_state=slice_first), ("slice_hidden_state",)),
+    "slices that are copies": (
+        bad(slice_hidden_state=lambda self, hidden, start, stop: tuple(part[:, start:stop].clone() for part in hidden)), ("slice_hidden_state", "storage"),
+    ),
+    "another slice": (
+        bad(slice_hidden_state=lambda self, hidden, start, stop: tuple(part[:, : stop - start] for part in hidden)), ("slice_hidden_state",),
+    ),
     "no gradient": (result(lambda self, seq, hidden, out: (out[0].detach(), out[1])), ("training", "RuntimeError")),
     "memory of its own kind": (Boxed, ("export_hidden_state", "Box", NO_EXPORT)),
     "memory without actors": (Tally, ("export_hidden_state", "'tally'", (3,), NO_EXPORT)),

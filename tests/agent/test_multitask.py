@@ -104,25 +104,21 @@ def test_values_are_in_units_of_the_environments_return():
 
 @both_agents
 def test_any_discount_may_act(agent_type):
-    def prefers_its_own_action(agent):
-        with torch.no_grad():
+    batch = make_batch("discrete")
+    for options, usual in (({}, 6), ({"rollout_gamma_idx": 1}, 1)):
+        agent = build("discrete", agent_type=agent_type, **options).eval()
+        with torch.no_grad():  # each discount prefers an action of its own
             agent.actor.base.out_layer.weight.zero_()
             agent.actor.base.out_layer.bias.view(7, 4).copy_(50.0 * torch.eye(4)[torch.arange(7) % 4])
-        return agent.eval()
-
-    agent, batch = prefers_its_own_action(build("discrete", agent_type=agent_type)), make_batch("discrete")
-    step = {k: v[:, 0] for k, v in batch.obs.items()}, batch.rl2s[:, 0], batch.time_idxs[:, 0]
-
-    def taken(agent, **options):
-        actions, _ = agent.get_actions(*step, agent.init_hidden_state(3, "cpu"), sample=False, **options)
-        assert actions.shape == (3, 1)
-        return set(actions.flatten().tolist())
-
-    for g in range(7):
-        assert (taken(agent, gamma_idx=g), taken(agent, gamma_idx=g - 7)) == ({g % 4}, {g % 4})
-    assert taken(agent) == taken(agent, gamma_idx=None) == {6 % 4}
-    other = prefers_its_own_action(build("discrete", agent_type=agent_type, rollout_gamma_idx=1))
-    assert (taken(other), taken(other, gamma_idx=-1)) == ({1}, {6 % 4})
+        step = (
+            {k: v[:, 0] for k, v in batch.obs.items()},
+            batch.rl2s[:, 0],
+            batch.time_idxs[:, 0],
+            agent.init_hidden_state(3, "cpu"),
+        )
+        for given, acts in [(None, usual), *((g, g % 7) for g in range(-7, 7))]:
+            actions, _ = agent.get_actions(*step, sample=False, gamma_idx=given)
+            assert actions.tolist() == [[acts % 4]] * 3
 
 
 PAY = torch.tensor([1.0, 1000.0])

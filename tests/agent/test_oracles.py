@@ -88,57 +88,35 @@ def oracle_of(agent, kind, weight, **settings):
 
 
 def cases():
+    """(agent, kind, online, offline, filter, options): several rewards in a target, targets over sequences, an entropy, layer norms."""
+    several, traces = {"n_step": N_STEP}, {"targets": "tree_backup", "trace_lambda": 0.8}
     for kind in SPACES:
-        yield Agent, kind, 1.0, 0.1, "binary"
-        yield Agent, kind, 0.0, 1.0, "exp"
-        yield MultiTaskAgent, kind, 0.0, 1.0, "binary"
-        yield MultiTaskAgent, kind, 0.7, 0.4, "exp"
-
-
-@pytest.mark.parametrize(("agent_type", "kind", "online", "offline", "name"), list(cases()))
-@pytest.mark.usefixtures("_float64")
-def test_losses_and_gradients(agent_type, kind, online, offline, name):
-    check(agent_type, kind, online, offline, name, {"n_step": N_STEP})
-
-
-def trace_cases():
-    for kind in SPACES:
+        entropy = {"entropy_target": -1.0 if kind == "continuous" else 0.5, "entropy_coeff": 1.5}
+        yield Agent, kind, 1.0, 0.1, "binary", several
+        yield Agent, kind, 0.0, 1.0, "exp", several
+        yield Agent, kind, 0.7, 0.3, "binary", several | entropy
+        yield MultiTaskAgent, kind, 0.0, 1.0, "binary", several
+        yield MultiTaskAgent, kind, 0.7, 0.4, "exp", several
+        yield MultiTaskAgent, kind, 0.7, 0.3, "binary", several | entropy
+        for agent_type in (Agent, MultiTaskAgent):
+            yield agent_type, kind, 0.7, 0.3, "exp", several | {"normalization": "layer"}
         if kind != "continuous":
-            yield Agent, kind, 1.0, "tree_backup"
-            yield MultiTaskAgent, kind, 0.0, "tree_backup"
+            yield Agent, kind, 1.0, 0.3, "binary", traces
+            yield Agent, kind, 0.7, 0.3, "binary", traces | entropy
+            yield MultiTaskAgent, kind, 0.0, 0.3, "binary", traces
 
 
-@pytest.mark.parametrize(("agent_type", "kind", "online", "targets"), list(trace_cases()))
+@pytest.mark.parametrize(
+    ("agent_type", "kind", "online", "offline", "name", "options"),
+    list(cases()),
+    ids=lambda x: "+".join(x) if isinstance(x, dict) else None,
+)
 @pytest.mark.usefixtures("_float64")
-def test_losses_and_gradients_of_targets_over_sequences(agent_type, kind, online, targets):
-    options = {"targets": targets, "trace_lambda": 0.8}
-    check(agent_type, kind, online, 0.3, "binary", options, {"n_step": 1, **options})
-
-
-def entropy_cases():
-    for kind in SPACES:
-        for targets in ("n_step", *(["tree_backup"] if kind != "continuous" else [])):
-            yield Agent, kind, targets
-        yield MultiTaskAgent, kind, "n_step"
-
-
-@pytest.mark.parametrize(("agent_type", "kind", "targets"), list(entropy_cases()))
-@pytest.mark.usefixtures("_float64")
-def test_losses_and_gradients_with_an_entropy(agent_type, kind, targets):
-    options = {"targets": targets, "n_step": N_STEP if targets == "n_step" else 1}
-    entropy = {"entropy_target": -1.0 if kind == "continuous" else 0.5, "entropy_coeff": 1.5}
-    check(agent_type, kind, 0.7, 0.3, "binary", options | entropy, options | {"temperature": [1.0, 2.0, 0.5]})
-
-
-@pytest.mark.parametrize("kind", list(SPACES))
-@pytest.mark.parametrize("agent_type", [Agent, MultiTaskAgent])
-@pytest.mark.usefixtures("_float64")
-def test_losses_and_gradients_with_normalised_critics(agent_type, kind):
-    config.bind({"NCritics.normalization": "layer", "NCriticsTwoHot.normalization": "layer"})
-    check(agent_type, kind, 0.7, 0.3, "exp", {"n_step": N_STEP})
-
-
-def check(agent_type, kind, online, offline, name, options, of_oracle=None):
+def test_losses_and_gradients(agent_type, kind, online, offline, name, options):
+    config.bind(
+        {f"{critics}.normalization": options.get("normalization", "none") for critics in ("NCritics", "NCriticsTwoHot")}
+    )
+    options = {k: v for k, v in options.items() if k != "normalization"}
     torch.manual_seed(0)
     function, weight = FILTERS[name]
     config.bind({
@@ -149,11 +127,13 @@ def check(agent_type, kind, online, offline, name, options, of_oracle=None):
         kind, agent_type=agent_type, online_coeff=online, offline_coeff=offline, num_critics=C, num_critics_td=2, **options,
         gamma=0.875, fbc_filter_func=function, num_actions_for_value_in_actor_loss=K, num_actions_for_value_in_critic_loss=K,
     ))  # fmt: skip
+    settings = {"n_step": 1} | {k: v for k, v in options.items() if "entropy" not in k}
     if agent.temperature is not None:
         assert agent.temperature.value.flatten().tolist() == pytest.approx([1.5, 1.5, 1.5])
-        agent.temperature.log.copy_(torch.tensor(of_oracle["temperature"]).log()[:, None])
+        settings["temperature"] = [1.0, 2.0, 0.5]
+        agent.temperature.log.copy_(torch.tensor(settings["temperature"]).log()[:, None])
     batch = batch_of(kind)
-    oracle = oracle_of(agent, kind, weight, online=online, offline=offline, **(of_oracle or options))
+    oracle = oracle_of(agent, kind, weight, online=online, offline=offline, **settings)
     data = SimpleNamespace(
         states=agent.encode(batch), rews=batch.rews, dones=batch.dones, actions=batch.actions, lengths=LENGTHS,
     )  # fmt: skip
@@ -166,7 +146,7 @@ def check(agent_type, kind, online, offline, name, options, of_oracle=None):
     assert k == (1 if oracle.exact else K)
     [critics] = drawn.critics
 
-    want = oracle.losses(data, Draws(drawn.noise[:k]), Draws(drawn.noise[k:], critics), critics)
+    want = oracle.losses(data, Draws(drawn.noise[:k]), Draws(drawn.noise[k:], critics))
     for part, expected in zip(("Actor Loss", "Critic Loss"), want):
         torch.testing.assert_close(got[part], expected, rtol=1e-6, atol=1e-9, msg=lambda m, part=part: f"{part}: {m}")
         assert expected.abs() > 1e-3

@@ -47,18 +47,14 @@ def test_stored_pieces_derive_what_the_whole_derives_with_one_more_observation_t
         np.testing.assert_array_equal(getattr(again, name), getattr(piece, name), err_msg=name)
 
 
-def test_validate_names_the_field():
-    traj = rollout().freeze()
-    traj.dones = traj.dones[:-1]
-    with refused(ValueError, "dones", 3, 4):
-        traj.validate()
-
-
-def test_a_trajectory_refuses_steps_out_of_order():
+def test_wrong_numbers_of_rows_and_steps_out_of_order_are_refused():
+    short = rollout().freeze()
+    short.dones = short.dones[:-1]
     check_refused(
         ValueError,
         (naming("start(", "add("), lambda: TrajectoryBuilder(SPEC).add(1, 0.0, False, {"observation": np.zeros(1)})),
         (naming("terminated", "start("), lambda: rollout().add(1, 0.0, False, {"observation": np.zeros(1)})),
+        (naming("dones", 3, 4), short.validate),
         ("at least one transition", lambda: TrajectoryBuilder(SPEC).start({"observation": np.zeros(1)}).freeze()),
     )
 

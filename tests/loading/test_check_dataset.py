@@ -13,7 +13,7 @@ from messages import check_refused, naming, refused
 import amago
 from amago.data.findings import CheckError
 from amago.hindsight import TrajectoryBuilder
-from amago.loading import ArrayDataset, DatasetSettings, DiskTrajDataset, DoNothingDataset, MixtureOfDatasets, RLData, RLDataset
+from amago.loading import ArrayDataset, DiskTrajDataset, DoNothingDataset, MixtureOfDatasets, RLData, RLDataset
 from amago.spaces import action_spec
 
 SPACES = gym.spaces.Dict(at=gym.spaces.Box(-1.0, 1.0, (2,)), card=gym.spaces.Discrete(3)), gym.spaces.Discrete(4)
@@ -22,9 +22,12 @@ SPACES = gym.spaces.Dict(at=gym.spaces.Box(-1.0, 1.0, (2,)), card=gym.spaces.Dis
 class Good(RLDataset):
     """Rollouts of 6 to 20 steps, made when they are asked for; every fault below is one change of it."""
 
+    def steps(self, rng):
+        return min(int(rng.integers(6, 21)), self.settings.max_seq_len)
+
     def sample_random_trajectory(self, rng):
         traj = TrajectoryBuilder(action_spec(SPACES[1])).start(self.observe(rng))
-        steps = min(int(rng.integers(6, 21)), self.settings.max_seq_len)
+        steps = self.steps(rng)
         for t in range(steps):
             reward = float(rng.normal())
             traj.add(int(rng.integers(4)), reward=reward, terminated=t == steps - 1, obs=self.observe(rng))
@@ -106,7 +109,7 @@ FAULTS = {
     "an exception": (sample(lambda d: d.nothing), ("sample_random_trajectory(rng)", "AttributeError", "nothing")),
     "no RLData": (sample(lambda d: vars(d)), ("sample_random_trajectory(rng)", "dict", "RLData")),
     "no tensors": (sample(lambda d: (setattr(d, "rews", d.rews.tolist()), d)[1]), ("rews", "tensor")),
-    "too long": (changed(sample_random_trajectory=lambda self, rng: long(rng)), (40, "max_seq_len=32")),
+    "too long": (changed(steps=lambda self, rng: 40), (40, "max_seq_len=32")),
     "one observation too few": (with_(obs=lambda d: {k: v[1:] for k, v in d.obs.items()}), ("obs['at']", "transitions")),
     "a missing dimension": (with_(rews=lambda d: d.rews[:, 0]), ("rews", "shape")),
     "rl2s without reward": (with_(rl2s=lambda d: d.rl2s[:, 1:]), ("rl2s", "shape", "5)")),
@@ -137,15 +140,6 @@ FAULTS = {
     "a state that is no JSON": (changed(state_dict=lambda self: {"at": np.zeros(2)}), ("state_dict()", "JSON", "TypeError")),
     "close": (changed(close=lambda self: 1 / 0), ("close()", "ZeroDivisionError")),
 }  # fmt: skip
-
-
-def long(rng):
-    data = Good()
-    data.settings = DatasetSettings(100)
-    parts = [TrajectoryBuilder(action_spec(SPACES[1])).start(data.observe(rng))]
-    for _ in range(40):
-        parts[0].add(0, reward=0.0, terminated=False, obs=data.observe(rng))
-    return RLData.from_traj(parts[0].freeze())
 
 
 @pytest.mark.parametrize("fault", FAULTS)

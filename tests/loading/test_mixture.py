@@ -152,27 +152,17 @@ def test_of_two_buffers_only_the_one_that_collects_is_edited_and_deleted(tmp_pat
     assert (len(old.store), len(new.store)) == (2, 0)
 
 
-def record_tmaze(tmp_path):
-    """An experiment that only collects, and its buffer as arrays."""
-    e = tiny.learned(
-        tmp_path, name="recorder", start_learning_at_epoch=float("inf"), train_timesteps_per_epoch=4 * tiny.EPISODE
-    )
-    source = e.dataset.store.view()
-    trajs = [source.read(i) for i in range(len(source))]
-    spec = source.action_spec(0)
-    rows = {
-        "observations": np.concatenate([t.obs["observation"][:-1] for t in trajs]),
-        "next_observations": np.concatenate([t.obs["observation"][1:] for t in trajs]),
-        "actions": np.concatenate([spec.to_env(t.actions) for t in trajs]),
-        "rewards": np.concatenate([t.rews[:, 0] for t in trajs]),
-        "terminations": np.concatenate([t.dones[:, 0] for t in trajs]),
-    }
-    e.close()
-    return ArrayDataset(**rows, action_space=spec.space)
+def recorded_tmaze(root):
+    """The buffer of an experiment that only collected."""
+    tiny.learned(
+        root, name="recorder", start_learning_at_epoch=float("inf"), train_timesteps_per_epoch=4 * tiny.EPISODE
+    ).close()
+    return DiskTrajDataset(root, "recorder")
 
 
 def test_from_offline_to_online_in_one_run(tmp_path):
-    mixture = MixtureOfDatasets([record_tmaze(tmp_path), DiskTrajDataset(tmp_path, "run")], [0.5, 0.5], smooth_sudden_starts=2)
+    parts = [recorded_tmaze(tmp_path), DiskTrajDataset(tmp_path, "run")]
+    mixture = MixtureOfDatasets(parts, [0.5, 0.5], smooth_sudden_starts=2, collect_into=1)
     e = tiny.learned(tmp_path, dataset=mixture, start_collecting_at_epoch=2, epochs=6)
     rows = [r["values"] for r in tiny.rows(e.run_dir, "buffer") if "run Current Sample Weight" in r["values"]]
     np.testing.assert_allclose([r["run Current Sample Weight"] for r in rows], [0, 0, 0, 1 / 3, 0.5, 0.5])
@@ -182,7 +172,7 @@ def test_from_offline_to_online_in_one_run(tmp_path):
 
 
 def test_a_run_that_is_stopped_in_the_middle_of_an_epoch_goes_on_with_the_same_proportions(tmp_path):
-    offline = record_tmaze(tmp_path)
+    recorded_tmaze(tmp_path)
 
     class Stops(tiny.amago.Experiment):
         steps = 0
@@ -194,10 +184,11 @@ def test_a_run_that_is_stopped_in_the_middle_of_an_epoch_goes_on_with_the_same_p
             return super().train_step(batch, log_step)
 
     def make(name, **fields):
-        mixture = MixtureOfDatasets([offline, offline], [0.2, 0.8], [1.0, 0.0], 4)
+        parts = [DiskTrajDataset(tmp_path, "recorder") for _ in range(2)]
+        mixture = MixtureOfDatasets(parts, [0.2, 0.8], [1.0, 0.0], 4, collect_into=0)
         return tiny.started(
             tmp_path, dataset=mixture, train_timesteps_per_epoch=0, epochs=3, ckpt_interval=1, train_batches_per_epoch=3,
-            experiment_type=Stops, name=name, **fields,
+            experiment_type=Stops, name=name, share_buffer=True, **fields,
         )  # fmt: skip
 
     whole = make("whole")

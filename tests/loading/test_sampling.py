@@ -2,6 +2,7 @@
 
 import base64
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -239,7 +240,6 @@ def test_an_agent_reports_its_errors(tmp_path, agent):
     values = priorities(e.dataset)
     assert len(np.unique(values)) == 4, "each of 4 episodes has an error of its own"
     assert (values != 1.0).all()
-    e.close()
 
 
 def share_without_loss(root, sampling, has_loss, **fields):
@@ -287,23 +287,16 @@ def test_losses_are_weighted_by_importance(tmp_path):
     alike = critic_loss()
     batch.sources = None
     torch.testing.assert_close(alike, critic_loss())
-    e.close()
 
 
 def test_an_agent_without_errors_is_refused(tmp_path):
-    from amago import config
-
     config.bind({"Agent.fake_filter": True, "Agent.online_coeff": 0.0})
     with refused(SettingsError, "priority", "Agent", "td_errors"):
         run_with(tmp_path)
 
 
 def test_several_processes_and_wrong_numbers_are_refused(tmp_path):
-    class Two:
-        num_processes = 2
-
-    class Experiment:
-        accelerator = Two()
+    several = SimpleNamespace(accelerator=SimpleNamespace(num_processes=2))
 
     def dataset(**options):
         return DiskTrajDataset(tmp_path, "d", sampling="priority", **options)
@@ -311,7 +304,7 @@ def test_several_processes_and_wrong_numbers_are_refused(tmp_path):
     wrong = {"priority_alpha": 1.5, "priority_beta": -0.5, "priority_eta": float("nan")}
     check_refused(
         ValueError,
-        (naming("priority", 2), lambda: dataset().configure(DatasetSettings(8, experiment=Experiment()))),
+        (naming("priority", 2), lambda: dataset().configure(DatasetSettings(8, experiment=several))),
         *(
             (naming(name, repr(value)), lambda name=name, value=value: dataset(**{name: value}))
             for name, value in wrong.items()

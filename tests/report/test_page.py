@@ -76,20 +76,15 @@ def test_a_run_that_was_killed_and_resumed_is_one_curve(tmp_path, report):
     assert cells_of(page, "faults", "r")["resumed from an earlier state"] == "1"
 
 
-def test_adaptation_by_attempt(tmp_path, report):
-    write_run(tmp_path / "r", (1, 2, 3), attempts=(0.25, 0.5, 0.75))
-    figure = figures_of(report())["Average Attempt # Success in lake (evaluations)"]
-    assert lines(figure) == {"r": ([1, 2, 3], [0.25, 0.5, 0.75])}
-    assert figure["layout"]["xaxis"]["title"]["text"] == "attempt"
-    assert figure["layout"]["yaxis"]["rangemode"] == "tozero"
-
-
-def test_a_test_leaves_the_adaptation_of_evaluations_on_the_page(tmp_path, report):
+def test_adaptation_by_attempt_in_evaluations_and_tests(tmp_path, report):
     path = write_run(tmp_path / "r", (1, 2, 3), attempts=(0.25, 0.5))
     tested = {f"Average Attempt {i} Success in lake": 0.1 for i in range(2)}
     append(path, row("test", tested, 3, 300, 30, 99.0))
     figures = figures_of(report())
-    assert lines(figures["Average Attempt # Success in lake (evaluations)"]) == {"r": ([1, 2], [0.25, 0.5])}
+    figure = figures["Average Attempt # Success in lake (evaluations)"]
+    assert lines(figure) == {"r": ([1, 2], [0.25, 0.5])}
+    assert figure["layout"]["xaxis"]["title"]["text"] == "attempt"
+    assert figure["layout"]["yaxis"]["rangemode"] == "tozero"
     assert lines(figures["Average Attempt # Success in lake (tests)"]) == {"r": ([1, 2], [0.1, 0.1])}
 
 

@@ -13,18 +13,7 @@ import pytest
 from runs_on_disk import RETURN, append, phases, row, write_run, write_settings
 
 from amago.report import curves
-from amago.report.runs import (
-    LIMIT,
-    Group,
-    Log,
-    base_name,
-    differences,
-    find_runs,
-    group_runs,
-    name_runs,
-    read_run,
-    status_of,
-)
+from amago.report.runs import LIMIT, Group, Log, base_name, differences, find_runs, group_runs, name_runs, read_run, status_of
 from amago.run.results import by_attempt
 
 

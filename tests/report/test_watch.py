@@ -151,9 +151,8 @@ def test_the_command_serves_a_real_run_until_it_is_stopped(tmp_path):
 
 
 def test_mistakes_in_the_arguments(tmp_path, capsys):
-    other = WatchServer(("127.0.0.1", 0), [tmp_path])
-    port = str(other.server_address[1])
-    try:
+    with WatchServer(("127.0.0.1", 0), [tmp_path]) as other:
+        port = str(other.server_address[1])
         for words, named in [
             ([str(tmp_path / "nothing")], "not a directory"),
             ([str(tmp_path), "--port", "70000"], "--port"),
@@ -161,8 +160,6 @@ def test_mistakes_in_the_arguments(tmp_path, capsys):
             ([str(tmp_path), "--port", port], f"port {port}"),
         ]:
             assert named in refusal(capsys, "watch", *words)
-    finally:
-        other.server_close()
 
 
 def test_pages_about_runs_need_no_torch(tmp_path):
@@ -174,9 +171,7 @@ from amago.cli import main
 import amago.report.page
 raise SystemExit(main(["report", sys.argv[1], "--out", sys.argv[2]]))
 """
-    words = [sys.executable, "-c", program, str(tmp_path / "runs"), str(tmp_path / "page.html")]
-    done = subprocess.run(words, env=tiny.environment(), capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    tiny.run_program(program, tmp_path / "runs", tmp_path / "page.html")
 
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

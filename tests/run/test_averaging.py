@@ -63,8 +63,7 @@ def run(tmp_path_factory):
     e.history.append(tiny.weights(e))
     e.learn()
     e.evaluate_test(tiny.tmaze, timesteps=tiny.EPISODE + 1)
-    yield e
-    e.close()
+    return e
 
 
 def test_what_acts_is_the_average_in_every_phase_and_training_goes_on_from_the_trained_weights(run):
@@ -129,7 +128,6 @@ def test_a_run_may_go_on_without_the_average_and_begin_one(tmp_path):
         assert not tiny.differing(trained, found)
     e.learn()
     assert tiny.differing(*both(e))
-    e.close()
 
 
 def test_weights_that_are_loaded_begin_the_average_anew(tmp_path):
@@ -138,4 +136,3 @@ def test_weights_that_are_loaded_begin_the_average_anew(tmp_path):
     e.load_checkpoint(0, resume_training_state=False)
     for found in both(e):
         assert not tiny.differing(acting, found)
-    e.close()

@@ -131,20 +131,19 @@ def test_other_networks_are_refused_with_both_values(state, monkeypatch, fields,
 def test_a_mixture_added_on_resume_is_said_and_keeps_what_there_was(tmp_path, capsys):
     saved(tmp_path)
     learned(tmp_path, name="other", train_batches_per_epoch=0).close()
-    own = DiskTrajDataset(tmp_path, "run")
-    mixture = MixtureOfDatasets([own, DiskTrajDataset(tmp_path, "other")], [1.0, 1.0], collect_into=0)
-    e = resumed(tmp_path, dataset=mixture)
+
+    def mixture():
+        return MixtureOfDatasets([DiskTrajDataset(tmp_path, name) for name in ("run", "other")], [1.0, 1.0], collect_into=0)
+
+    e = resumed(tmp_path, dataset=mixture())
     out = capsys.readouterr().out
     assert "dataset amago.loading.disk.DiskTrajDataset -> amago.loading.mixture.MixtureOfDatasets" in out
     assert "note: datasets that are new" in out
     e.learn()
     assert e.epoch == 2
-    assert len(own.store) == 8
+    assert len(e.dataset.datasets[0].store) == 8
     e.close()
-    again = MixtureOfDatasets(
-        [DiskTrajDataset(tmp_path, "run"), DiskTrajDataset(tmp_path, "other")], [1.0, 1.0], collect_into=0
-    )
-    e = resumed(tmp_path, dataset=again, epochs=2)
+    e = resumed(tmp_path, dataset=mixture(), epochs=2)
     assert "note" not in capsys.readouterr().out
     e.close()
     e = resumed(tmp_path, epochs=3)  # and taken away again
@@ -162,16 +161,15 @@ def test_a_dataset_whose_class_is_in_another_module_keeps_its_state(tmp_path, ca
 
 
 def test_another_number_of_actors_keeps_the_schedules(tmp_path, capsys):
-    actors = 5
     config.bind({"EpsilonGreedy.steps_anneal": 100})
     saved(tmp_path, exploration_wrapper_type=EpsilonGreedy)
-    e = resumed(tmp_path, parallel_actors=actors)
-    assert f"parallel_actors 2 -> {actors}" in capsys.readouterr().out
+    e = resumed(tmp_path, parallel_actors=5)
+    assert "parallel_actors 2 -> 5" in capsys.readouterr().out
     states = e.actors.train.pool.state_dict()["actors"]
-    assert len(states) == actors
+    assert len(states) == 5
     assert {s["exploration"]["global_step"] for s in states.values()} == {2 * EPISODE}
     streams = {str(s["exploration"]["rng"]) for s in states.values()}
-    assert len(streams) == actors, "each has random numbers of its own"
+    assert len(streams) == 5, "each has random numbers of its own"
     e.learn()
 
 

@@ -326,18 +326,15 @@ def test_a_run_that_resumes_keeps_its_own_weights(tmp_path, teacher):
     assert not tiny.differing(own, tiny.weights(e))
 
 
-def test_weights_that_do_not_fit_are_refused_by_name(tmp_path, teacher):
+def test_weights_that_do_not_fit_or_are_not_there_are_refused_by_name(tmp_path, teacher):
     source, _ = teacher
     with refused(CheckpointError, "policy.pt", "traj_encoder.rnn.weight_ih_l0"):
         started(tmp_path, traj="gru", init_from=source.run_dir)
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
-    learned(tmp_path).close()  # the name is free
-
-
-def test_a_directory_without_weights(tmp_path):
     (tmp_path / "empty").mkdir()
     with refused(CheckpointError, str(tmp_path / "empty")):
         started(tmp_path, init_from=tmp_path / "empty")
+    learned(tmp_path).close()  # the name is free
 
 
 def test_the_weights_may_not_be_what_is_overwritten(tmp_path):

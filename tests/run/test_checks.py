@@ -16,7 +16,6 @@ import tiny
 import torch
 from messages import naming, refused
 from tiny import EPISODE, experiment
-from torch import nn
 
 import amago
 from amago import config
@@ -115,13 +114,12 @@ def test_what_a_setting_cannot_be_is_refused_by_its_name(tmp_path, name):
             tiny.started(tmp_path / kind, **{name: value})
 
 
-def used_by(**fields):
-    """A run that uses numbers of each kind."""
-    return {
-        "epochs": 1, "ckpt_interval": 1, "always_save_latest": True, "val_interval": 1, "log_interval": 1, "ema_decay": 0.5, "lr_cooldown": 0.25,
-        "actor_learning_rate": 0.5, "critic_loss_weight": 2.0, "keep_training_states": 2, "traj_save_len": 50.0, "val_episodes": 2,
-        "train_timesteps_per_epoch": 2 * EPISODE, "batch_size": 4, "max_seq_len": EPISODE, "seed": 3, "sample_actions": False,
-    } | fields  # fmt: skip
+USED = {
+    "epochs": 1, "ckpt_interval": 1, "always_save_latest": True, "val_interval": 1, "log_interval": 1, "ema_decay": 0.5, "lr_cooldown": 0.25,
+    "actor_learning_rate": 0.5, "critic_loss_weight": 2.0, "keep_training_states": 2, "traj_save_len": 50.0, "val_episodes": 2,
+    "train_timesteps_per_epoch": 2 * EPISODE, "batch_size": 4, "max_seq_len": EPISODE, "seed": 3, "sample_actions": False,
+}  # fmt: skip
+"""Numbers of each kind that a run uses."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -131,7 +129,7 @@ def test_numbers_of_other_libraries_are_saved_and_loaded_again(tmp_path, kind, c
             "Agent.reward_multiplier": 0.5, "Agent.use_target_actor": True, "FFTrajEncoder.d_model": 8, "EpsilonGreedy.eps_start": 0.75,
         }  # fmt: skip
         config.bind(tiny.SMALL)
-        found = {k: convert(v) for k, v in used_by(**more).items()}
+        found = {k: convert(v) for k, v in (USED | more).items()}
         e = tiny.experiment(root, **found, dset_root=convert(str(root)), dset_name="run", dataset=None)
         config.bind({k: convert(v) for k, v in bindings.items()})
         return e
@@ -140,7 +138,7 @@ def test_numbers_of_other_libraries_are_saved_and_loaded_again(tmp_path, kind, c
     e.start()
     e.learn()
     e.close()
-    for name, value in used_by().items():
+    for name, value in USED.items():
         assert type(getattr(e, name)) in (type(value), str), name
     assert amago.load_policy(e.run_dir).agent.max_seq_len == EPISODE
     json.loads((e.run_dir / "settings.json").read_text(), parse_constant=pytest.fail)
@@ -182,24 +180,11 @@ def test_a_binding_that_cannot_be_loaded_again_is_refused_by_its_name(tmp_path, 
         e.start()
 
 
-class Momentary(amago.TrajEncoder):
-    def __init__(self, tstep_dim, max_seq_len):
-        super().__init__(tstep_dim, max_seq_len)
-        self.layer = nn.Linear(tstep_dim, 8)
-
-    @property
-    def emb_dim(self):
-        return 8
-
-    def forward(self, seq, time_idxs, hidden_state=None, log_dict=None):
-        return torch.tanh(self.layer(seq)), hidden_state
-
-
-class Forgetful(Momentary):
+class Forgetful(tiny.LSTM):
     """Learns from the past of a sequence, and forgets it when it acts."""
 
     def forward(self, seq, time_idxs, hidden_state=None, log_dict=None):
-        return torch.tanh(self.layer(seq)).cumsum(1), hidden_state
+        return self.lstm(seq)[0], hidden_state
 
 
 class Noisy(FFTstepEncoder):
@@ -223,7 +208,7 @@ def test_parts_that_act_otherwise_than_they_learned(tmp_path, part, named):
 def test_others_start_in_silence_and_train_as_before(tmp_path, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        checked = tiny.learned(tmp_path / "a", traj_encoder_type=Momentary)
+        checked = tiny.learned(tmp_path / "a", traj_encoder_type=tiny.LSTM)
     monkeypatch.setattr(amago.experiment, "warn_of_faulty_parts", lambda agent: None)
-    not_checked = tiny.learned(tmp_path / "b", traj_encoder_type=Momentary)
+    not_checked = tiny.learned(tmp_path / "b", traj_encoder_type=tiny.LSTM)
     assert not tiny.differing(tiny.weights(checked), tiny.weights(not_checked)), "the random numbers of the run are left alone"

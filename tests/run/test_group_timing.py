@@ -1,7 +1,7 @@
 """Groups of actors that are stepped jointly or alternately: whichever is faster, and with the same actions."""
 
 import itertools
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 
 import gymnasium as gym
@@ -48,15 +48,13 @@ def pendulum(steps):
 @contextmanager
 def scripted(policy, *pattern, **options):
     """A rollout of five actors in two groups in which a step is joint where a pattern, repeated, says so; and the sizes of its batches."""
-    pool = make_pool([partial(pendulum, n) for n in range(4, 9)], env_mode="async", workers=2, seed=0, parallel_actors=5)
-    loop, choice, act, sizes = Rollout(pool, **options), itertools.cycle(pattern), type(policy).get_actions, []
-    loop.timing.joint = lambda: next(choice)
-    policy.get_actions = lambda *args: sizes.append(len(args[1])) or act(policy, *args)
-    try:
+    makers = [partial(pendulum, n) for n in range(4, 9)]
+    with closing(make_pool(makers, env_mode="async", workers=2, seed=0, parallel_actors=5)) as pool:
+        loop, choice, act, sizes = Rollout(pool, **options), itertools.cycle(pattern), type(policy).get_actions, []
+        loop.timing.joint = lambda: next(choice)
+        policy.get_actions = lambda *args: sizes.append(len(args[1])) or act(policy, *args)
         loop.reset()
         yield loop, sizes
-    finally:
-        pool.close()
 
 
 @pytest.mark.parametrize("model", MODELS)

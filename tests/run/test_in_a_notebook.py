@@ -1,11 +1,9 @@
 """An experiment in a notebook: a real kernel, whose cells are interrupted, refused and run again."""
 
-import os
 import re
-import sys
-from pathlib import Path
 
 import pytest
+import tiny
 
 nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")
@@ -41,12 +39,10 @@ def outputs(tmp_path_factory):
     """What each cell shows: (texts of streams by name, data, error)."""
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in CELLS])
     where = tmp_path_factory.mktemp("notebook")
-    tests = str(Path(__file__).parents[1])
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([tests, *filter(None, sys.path)]), "OMP_NUM_THREADS": "1"}
     client = nbclient.NotebookClient(
         notebook, timeout=250, kernel_name="python3", allow_errors=True, resources={"metadata": {"path": str(where)}}
     )
-    client.execute(env=env)
+    client.execute(env=tiny.environment())
     found = []
     for cell in notebook.cells:
         streams = {}

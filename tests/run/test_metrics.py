@@ -31,15 +31,8 @@ def lines(run_dir):
 def test_a_row(tmp_path):
     logger = RunLog()
     logger.open(tmp_path / "run")
-    values = {
-        "a": 1,
-        "b": torch.tensor(2.5),
-        "c": np.float32(0.5),
-        "d": torch.tensor([1.0, 3.0]),
-        "nan": math.nan,
-        "low": -np.inf,
-    }
-    logger.row(values, "train", X)
+    several = {"b": torch.tensor(2.5), "c": np.float32(0.5), "d": torch.tensor([1.0, 3.0])}
+    logger.row({"a": 1, "nan": math.nan, "low": -np.inf} | several, "train", X)
     logger.close()
     row = json.loads(lines(tmp_path / "run")[0], parse_constant=pytest.fail)
     assert 0 <= row.pop("wall_time") < 60

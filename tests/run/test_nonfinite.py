@@ -6,6 +6,7 @@ import pytest
 import tiny
 import torch
 from messages import refused
+from store_helpers import stored
 
 from amago.data.trajectory import StoredTraj
 from amago.envs import AMAGOEnv, EpsilonGreedy, make_pool
@@ -13,7 +14,7 @@ from amago.envs.pool.faults import ActorError
 from amago.loading import Batch
 from amago.run.learner import MAX_SKIPPED_IN_A_ROW, NonFiniteTraining
 from amago.spaces import NonFiniteError, all_finite
-from amago.store import TrajectoryStore, TrajectoryWriter
+from amago.store import TrajectoryWriter
 
 NAN, INF = float("nan"), float("inf")
 AutoresetMode = gym.vector.AutoresetMode
@@ -159,10 +160,7 @@ def test_the_rollout_is_dropped_the_environment_replaced_and_it_is_counted(mode,
     ended = {0: 4, 1: 3, 2: 4} if rows == 1 else {0: 3, 1: 3, 2: 3}
     assert {a: sum(e.actor == a for e in stats.episodes) for a in range(3)} == ended
     assert all((e.length, e.ret, e.terminated) == (EPISODE, EPISODE, True) for e in stats.episodes)
-    store = TrajectoryStore(tmp_path)
-    store.refresh()
-    trajs = [store.read(i) for i in range(len(store))]
-    store.close()
+    trajs = stored(tmp_path)
     assert len(trajs) == sum(ended.values())
     for t in trajs:
         assert len(t) == EPISODE
@@ -176,7 +174,6 @@ def test_a_policy_of_nan_ends_the_run(tmp_path):
         p.data.fill_(NAN)
     with refused(ActorError, "max_env_restarts", 3, "NonFiniteError", "Pendulum, step 1", "action", NAN):
         e.learn()
-    e.close()
 
 
 def poisoned(batch, place, value):
@@ -221,7 +218,6 @@ def test_an_update_on_a_poisoned_batch_is_skipped_bit_for_bit(buffer, place, val
     assert all(v.isfinite().all() for v in tiny.weights(e).values() if v.is_floating_point())
     e.train_step(good, log_step=False)
     assert e.learner.grad_steps == 2 + (skipped == 0)
-    e.close()
 
 
 def test_a_store_written_by_hand_stops_the_run_after_so_many_updates(tmp_path):
@@ -240,7 +236,6 @@ def test_a_store_written_by_hand_stops_the_run_after_so_many_updates(tmp_path):
         e.learn()
     assert all(p.equal(q) for p, q in zip(e.policy.trainable_params, before, strict=True))
     assert (e.learner.skipped, e.learner.grad_steps) == (MAX_SKIPPED_IN_A_ROW, 0)
-    e.close()
 
 
 UPDATES = 120
@@ -267,4 +262,3 @@ def test_hundreds_of_updates_stay_finite(buffer, kind, traj, precision):
     assert (e.grad_update_counter - before, e.learner.skipped) == (UPDATES, 0)
     assert all(v.isfinite().all() for v in tiny.weights(e).values() if v.is_floating_point())
     assert all(v.isfinite().all() for state in e.optimizer.state.values() for v in state.values())
-    e.close()

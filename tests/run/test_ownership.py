@@ -3,7 +3,6 @@
 import errno
 import fcntl
 import json
-import logging
 import os
 import signal
 import socket
@@ -57,7 +56,6 @@ def test_start_says_what_learn_will_refuse_and_how_to_go_on(tmp_path, capsys):
     e.epochs = 2
     e.learn()
     assert e.epoch == 2, "load_checkpoint() continues the run, as scripts of the original system do"
-    e.close()
 
 
 def test_overwriting_deletes_the_run_and_what_it_collected(tmp_path, capsys):
@@ -124,9 +122,8 @@ def test_reading_another_buffer_in_a_mixture_asks_nothing(tmp_path):
 def test_a_buffer_that_only_has_protected_data_is_free(tmp_path):
     learned(tmp_path, name="first").close()
     buffer = tmp_path / "first" / "buffer"
-    (buffer / "fifo").rename(buffer / "protected_")
-    (buffer / "protected").rmdir() if (buffer / "protected").is_dir() else None
-    (buffer / "protected_").rename(buffer / "protected")
+    (buffer / "protected").rmdir()
+    (buffer / "fifo").rename(buffer / "protected")
     e = learned(tmp_path, name="second", dataset=DiskTrajDataset(tmp_path, "first"))
     assert e.learner.grad_steps > 0
 
@@ -199,19 +196,12 @@ def test_an_experiment_that_nobody_holds_any_more_keeps_no_lock(tmp_path):
     started(tmp_path, resume="auto").close()
 
 
-def test_a_failed_start_gives_the_lock_back(tmp_path):
-    with pytest.raises(Exception, match="no display"):
-        started(tmp_path, broken)
-    learned(tmp_path).close()
-
-
 def test_disks_without_locks_are_mentioned(tmp_path, monkeypatch, caplog):
     def no_locks(fd, operation):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    with caplog.at_level(logging.WARNING):
-        learned(tmp_path).close()
+    learned(tmp_path).close()
     assert "cannot be locked (" in caplog.text
     assert "No locks available" in caplog.text
 

@@ -13,17 +13,13 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from store_helpers import stored
 
 import amago
 from amago.envs import AMAGOEnv
 from amago.run.group import Stopped
 
 EPISODE = 4
-
-
-def changes_environment_variables():
-    os.environ["CUDA_VISIBLE_DEVICES"] = "7"
-    os.environ.pop("KEPT_BY_THE_RUN", None)
 
 
 MEDDLING = {
@@ -38,7 +34,7 @@ MEDDLING = {
     "floating point": lambda: np.seterr(all="raise"),
     "warnings": lambda: warnings.simplefilter("error"),
     "directory": lambda: os.chdir("/"),
-    "variables": changes_environment_variables,
+    "variables": lambda: (os.environ.update(CUDA_VISIBLE_DEVICES="7"), os.environ.pop("KEPT_BY_THE_RUN", None)),
     "signals": lambda: [signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, signal.SIGTERM)],
 }
 
@@ -71,17 +67,12 @@ class Meddler(gym.Env):
         return np.zeros(2, np.float32), 1.0, self.t == EPISODE, False, {}
 
 
-class Rows(gym.vector.SyncVectorEnv):
-    def __init__(self, what, where):
-        super().__init__([partial(Meddler, what, where)] * 2, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
-
-
-def make_one(what, where):
-    return AMAGOEnv(Meddler(what, where), env_name="Meddler")
-
-
-def make_rows(what, where):
-    return AMAGOEnv(Rows(what, where), env_name="Meddler", batched_envs=2)
+def make(what, where, mode):
+    if mode == "sync":
+        return AMAGOEnv(Meddler(what, where), env_name="Meddler")
+    envs = [partial(Meddler, what, where)] * 2
+    envs = gym.vector.SyncVectorEnv(envs, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+    return AMAGOEnv(envs, env_name="Meddler", batched_envs=2)
 
 
 def state():
@@ -123,10 +114,9 @@ def restored(monkeypatch, tmp_path):
     ],
 )  # fmt: skip
 def test_a_run_goes_on_as_if_its_environments_left_the_process_alone(tmp_path, restored, what, where, mode):
-    make = partial(make_one if mode == "sync" else make_rows, what, where)
     before, watcher = state(), Watches()
     e = tiny.experiment(
-        "ours", make, env_mode=mode, parallel_actors=2, epochs=6, val_interval=1, val_timesteps_per_epoch=5,
+        "ours", partial(make, what, where, mode), env_mode=mode, parallel_actors=2, epochs=6, val_interval=1, val_timesteps_per_epoch=5,
         train_timesteps_per_epoch=12, train_batches_per_epoch=2, save_trajs_as="npz", callbacks=[watcher], seed=3, ckpt_interval=1,
         log_interval=1, dloader_workers=0,
     )  # fmt: skip
@@ -141,15 +131,10 @@ def test_a_run_goes_on_as_if_its_environments_left_the_process_alone(tmp_path, r
     assert len(set(watcher.drawn)) == len(watcher.drawn)
     assert (tmp_path / "ours").is_dir()
     assert os.listdir() == ["ours"]
-    files = list((tmp_path / "ours").rglob("fifo/*.npz"))
-    assert len(files) >= 6
-    with np.load(files[0]) as first:
-        assert first["actions"].shape[0] == EPISODE
-    taken = set()
-    for file in files:
-        with np.load(file) as arrays:
-            taken.add(arrays["actions"].tobytes())
-    assert len(taken) >= 4, "the policy draws the same actions in every rollout"
+    trajs = stored(e.run_dir / "buffer")
+    assert len(trajs) >= 6
+    assert len(trajs[0]) == EPISODE
+    assert len({traj.actions.tobytes() for traj in trajs}) >= 4, "the policy draws the same actions in every rollout"
 
 
 def test_what_an_environment_has_changed_is_there_when_it_runs_again(tmp_path, restored):

@@ -90,11 +90,7 @@ def test_the_run_says_it_once_and_the_doctor_later(tmp_path, capsys):
 def test_the_doctor_reads_logs_of_earlier_versions(tmp_path, capsys):
     keys = ("epoch", "env_steps", "grad_steps", "wall_time", "section", "values")
     append(tmp_path / "run", *({k: asdict(row)[k] for k in keys} for row in log(reward=0.0)))
-    write_settings(tmp_path / "run", id="x")
-    record = (tmp_path / "run" / "settings.json").read_text()
-    (tmp_path / "run" / "settings.json").write_text(
-        record.replace('{"fields"', '{"id": "x", "fields"').replace('"host"', '"role": "learn", "host"')
-    )
+    write_settings(tmp_path / "run", [{"time": "2026-01-01T00:00:00", "role": "learn"}])
     assert main(["doctor", str(tmp_path / "run")]) == 0
     assert "no reward was seen in 2,000 updates" in capsys.readouterr().out
 

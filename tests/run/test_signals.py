@@ -14,18 +14,9 @@ from tiny import EPISODE, rows
 import amago
 from amago.run.group import Signals
 
-METHODS = {
-    "evaluate": "evaluate_val",
-    "collect": "collect_new_training_data",
-    "train": "train_epoch",
-    "save": "save_checkpoint",
-}
 
-
-def stop_at(phase, when):
-    """An experiment that receives SIGTERM in a phase of an epoch."""
-
-    method = METHODS[phase]
+def stop_at(method, when):
+    """An experiment that receives SIGTERM as it calls a method in an epoch."""
 
     def hit(self):
         if self.epoch == when:
@@ -40,10 +31,12 @@ SHORT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("phase", "epoch"), [("evaluate", 0), ("collect", 1), ("train", 1), ("save", 3)])
-def test_wherever_it_is_hit(tmp_path, capsys, phase, epoch):
+@pytest.mark.parametrize(
+    ("method", "epoch"), [("evaluate_val", 0), ("collect_new_training_data", 1), ("train_epoch", 1), ("save_checkpoint", 3)]
+)
+def test_wherever_it_is_hit(tmp_path, capsys, method, epoch):
     with pytest.raises(SystemExit) as stop:
-        tiny.learned(tmp_path, experiment_type=stop_at(phase, epoch), verbose=True, **SHORT)
+        tiny.learned(tmp_path, experiment_type=stop_at(method, epoch), verbose=True, **SHORT)
     assert stop.value.code == 143
     assert names(capsys.readouterr().out, f"epoch {epoch}", "resume='auto'", 143)
     e = tiny.learned(tmp_path, resume="auto", **SHORT)
@@ -56,7 +49,7 @@ def test_wherever_it_is_hit(tmp_path, capsys, phase, epoch):
 def test_without_checkpoints_the_code_is_the_same_and_the_policy_is_published(tmp_path):
     with pytest.raises(SystemExit) as stop:
         tiny.learned(
-            tmp_path, experiment_type=stop_at("train", 1), **(SHORT | {"ckpt_interval": None, "always_save_latest": True})
+            tmp_path, experiment_type=stop_at("train_epoch", 1), **(SHORT | {"ckpt_interval": None, "always_save_latest": True})
         )
     assert stop.value.code == 143
     assert not list((tmp_path / "run" / "ckpts" / "training_states").iterdir())

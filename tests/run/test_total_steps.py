@@ -44,15 +44,10 @@ def test_a_resumed_run_with_more_steps_and_other_actors(tmp_path):
 
 
 def test_a_learner_ends_when_so_many_are_delivered(tmp_path):
-    collector = switch_async_mode(tiny.experiment(tmp_path, seed=None, total_steps=36), "collect")
-    collector.start()
-    collector.learn()
-    collector.close()
-    assert collector.env_steps == 36
-    learner = switch_async_mode(tiny.experiment(tmp_path, total_steps=36, epochs=50), "learn")
-    learner.start()
-    learner.learn()
-    assert (learner.epoch, steps_of(learner)) == (1, [36])
+    assert collect(tmp_path, epochs=2, total_steps=36) == 36
+    e = learner(tmp_path, total_steps=36, epochs=50)
+    e.learn()
+    assert (e.epoch, steps_of(e)) == (1, [36])
 
 
 def collect(root, epochs=1, **fields):
@@ -70,24 +65,22 @@ def learner(root, **fields):
     return e
 
 
-def test_steps_that_were_deleted_still_count(tmp_path):
+def test_steps_that_were_deleted_still_count_also_after_a_resume(tmp_path):
+    def learn(epochs):
+        data = DiskTrajDataset(tmp_path, "run", dset_max_size=1)
+        return learner(tmp_path, dataset=data, ckpt_interval=1, resume="auto", epochs=epochs)
+
     collect(tmp_path)
-    e = learner(tmp_path, dataset=DiskTrajDataset(tmp_path, "run", dset_max_size=1), epochs=3)
+    e = learn(1)
     e.learn()
     collect(tmp_path)
     e.data.on_end_of_collection()
     assert e.env_steps == 48
     assert e.data.store.info()["evicted"] > 0
-
-
-def test_a_resumed_learner_goes_on_counting(tmp_path):
-    collect(tmp_path)
-    e = learner(tmp_path, ckpt_interval=1, dataset=DiskTrajDataset(tmp_path, "run", dset_max_size=1))
-    e.learn()
+    e.save_checkpoint()
     e.close()
     collect(tmp_path)
-    e = learner(tmp_path, ckpt_interval=1, resume="auto", epochs=2, dataset=DiskTrajDataset(tmp_path, "run", dset_max_size=1))
-    assert e.env_steps == 48, "those before the training state, and those that came while nobody learned"
+    assert learn(2).env_steps == 72, "those before the training state, and those that came while nobody learned"
 
 
 def test_files_that_are_never_deleted_were_not_collected(tmp_path):

@@ -8,9 +8,10 @@ import tiny
 import torch
 from accelerate import Accelerator
 from messages import refused
-from tiny import experiment, learned, started
+from tiny import learned, started
 from torch import nn
 
+import amago
 from amago.loading import collate
 from amago.run.learner import MAX_SKIPPED_IN_A_ROW, Learner, NonFiniteTraining, param_groups
 from amago.run.optimizer import adamw, lr_factor, lr_schedule
@@ -141,7 +142,7 @@ def test_two_halves_make_the_gradient_of_the_whole(tmp_path):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
-class Scaled(tiny.amago.Experiment):
+class Scaled(amago.Experiment):
     """Changes one of the terms of the loss, or the whole."""
 
     def compute_loss(self, batch, log_step):
@@ -180,7 +181,6 @@ def test_every_parameter_has_the_rate_of_its_part(tmp_path):
     of = {"actor": 3e-4, "critics": 2e-3, "traj_encoder": 1e-3, "tstep_encoder": 1e-3}
     assert found == {name: (of[name.partition(".")[0]], 0.1) for name in found}
     assert {name.partition(".")[0] for name in found} == set(of)
-    e.close()
 
 
 def moments(e):
@@ -206,25 +206,20 @@ def test_a_choice_that_has_changed_is_said_and_every_parameter_keeps_its_moments
     assert all(torch.equal(found[name], want[name]) for name in want)
     e.learn()
     assert e.epoch == 2
-    e.close()
 
 
-def test_an_own_optimizer_takes_the_groups(tmp_path):
-    class Momentum(type(experiment(tmp_path))):
-        def init_optimizer(self, policy):
-            return torch.optim.SGD(param_groups(policy, self), lr=self.learning_rate, momentum=0.5)
+class Momentum(amago.Experiment):
+    """Has an optimizer of its own."""
 
+    def init_optimizer(self, policy):
+        groups = policy.trainable_params if self.run_name == "one rate" else param_groups(policy, self)
+        return torch.optim.SGD(groups, lr=self.learning_rate, momentum=0.5)
+
+
+def test_an_own_optimizer_takes_the_groups_or_is_refused_where_it_ignores_what_was_set(tmp_path):
     e = started(tmp_path, experiment_type=Momentum, lr_warmup_steps=0, **OWN)
-    assert rates(e)["actor.base.in_layer.weight"] == (3e-4, e.l2_coeff)
-    assert rates(e)["actor.base.in_layer.bias"] == (3e-4, e.l2_coeff)
-    e.close()
-
-
-def test_an_own_optimizer_that_ignores_what_was_set_is_refused(tmp_path):
-    class Momentum(type(experiment(tmp_path))):
-        def init_optimizer(self, policy):
-            return torch.optim.SGD(policy.trainable_params, lr=self.learning_rate)
-
+    for name in ("weight", "bias"):
+        assert rates(e)[f"actor.base.in_layer.{name}"] == (3e-4, e.l2_coeff)
     with refused(SettingsError, "init_optimizer", "critic_learning_rate", "param_groups"):
-        started(tmp_path, experiment_type=Momentum, critic_learning_rate=1e-3)
-    started(tmp_path, experiment_type=Momentum).close()
+        started(tmp_path, experiment_type=Momentum, name="one rate", critic_learning_rate=1e-3)
+    started(tmp_path, experiment_type=Momentum, name="one rate")

@@ -21,7 +21,7 @@ def looked_into(monkeypatch):
 
 
 def fill(root):
-    """Three kinds of files, in both partitions; returns the names of those that the cache can hold."""
+    """Three kinds of files, in both partitions."""
     put(root, [1, 2, 3], "a", steps=5)
     put(root, [4], "b", steps=7)
     put(root, [5, 6], "c", save_as="npz", part="protected")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from messages import check_refused, naming, refused
 from safetensors.numpy import load_file
-from store_helpers import FEW, KINDS, assert_numbered, assert_same, dataset_of, episodes, numbered, opened, put, writer
+from store_helpers import FEW, KINDS, assert_numbered, assert_same, dataset_of, numbered, opened, put, writer
 
 from amago.data.trajectory import StoredTraj
 from amago.loading import SequenceLoader
@@ -18,11 +18,7 @@ from amago.spaces import action_spec
 from amago.store import TrajectoryWriter
 from amago.store.schema import CODES
 
-ACTION_SPACES = [
-    gym.spaces.Discrete(7, start=3),
-    gym.spaces.Box(-2.0, 3.0, (2, 2), np.float32),
-    gym.spaces.MultiBinary(5),
-]
+ACTION_SPACES = [gym.spaces.Discrete(7, start=3), gym.spaces.Box(-2.0, 3.0, (2, 2), np.float32), gym.spaces.MultiBinary(5)]
 
 
 def box(shape, dtype):
@@ -95,19 +91,6 @@ def test_arrays_are_new_and_may_be_changed(tmp_path, save_as):
     for a in [*first.obs.values(), first.actions, first.rews, first.dones, first.prev_action]:
         a[...] = 0
     assert_numbered(store.read(0, 1, 3), 1)
-
-
-def test_kinds_mix_in_both_partitions_protected_first(tmp_path):
-    put(tmp_path, [10, 11], "b", "segments", "fifo")
-    put(tmp_path, [20], "c", "npz", "fifo")
-    put(tmp_path, [1, 2], "d", "npz-compressed", "protected")
-    put(tmp_path, [3], "e", "segments", "protected")
-    store = opened(tmp_path)
-    found = episodes(store)
-    assert (sorted(found[:3]), sorted(found[3:])) == ([1, 2, 3], [10, 11, 20])
-    for i in range(6):
-        assert_numbered(store.read(i, 2, 4), 2)
-    assert (store.info()["trajectories_protected"], store.info()["timesteps"]) == (3, 24)
 
 
 def test_a_segment_is_plain_safetensors(tmp_path):

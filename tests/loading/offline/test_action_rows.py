@@ -44,14 +44,6 @@ def by_column(actions: list[dict[str, Any]], order: tuple[str, ...] = ORDER) -> 
     return np.concatenate([parts[name].reshape(len(actions), -1).astype(np.float64) for name in order], axis=1)
 
 
-def same(one: Any, two: Any) -> bool:
-    if isinstance(one, dict):
-        return one.keys() == two.keys() and all(same(one[k], two[k]) for k in one)
-    if isinstance(one, tuple):
-        return len(one) == len(two) and all(map(same, one, two))
-    return bool(np.array_equal(one, two))
-
-
 @pytest.mark.parametrize("form", [by_name, by_column])
 def test_a_dataset_of_them_has_the_stored_form_of_each_action(form: Any) -> None:
     episodes = rec.record()
