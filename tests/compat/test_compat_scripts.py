@@ -31,14 +31,10 @@ def test_the_flags_of_the_original(tmp_path):
     assert {name: getattr(args, name) for name in argv} == argv
     assert args.configs == ["a.gin", "b.gin"]
     assert args.no_log is True
-    e = cli_utils.create_experiment_from_cli(args, tiny.tmaze, tiny.tmaze, max_seq_len=20, val_timesteps_per_epoch=30)
-    fields = {
-        "epochs": 3, "train_batches_per_epoch": 7, "train_timesteps_per_epoch": 9, "val_interval": 4, "ckpt_interval": 5,
-        "parallel_actors": 2, "start_learning_at_epoch": 1, "dloader_workers": 0, "batch_size": 6, "env_mode": "sync",
-        "mixed_precision": "bf16", "log_to_wandb": False,
-    }  # fmt: skip
-    assert {name: getattr(e, name) for name in fields} == fields
-    assert (e.start_collecting_at_epoch, e.has_dset_edit_rights) == (0, True)  # the mode is not switched
+    found = cli_utils.experiment_fields_from_cli(args)
+    assert (found["start_learning_at_epoch"], found["val_interval"], found["log_to_wandb"]) == (1, 4, False)
+    assert cli_utils.experiment_fields_from_cli(parse(tmp_path, "--log"))["log_to_wandb"] is True
+    assert cli_utils.experiment_fields_from_cli(parse(tmp_path, "--log", "--no_log"))["log_to_wandb"] is False
 
 
 @pytest.mark.parametrize("name", ["--grads_per_epoch", "--batches_per_epoch", "--grads-per-epoch", "--batches-per-epoch"])
@@ -52,15 +48,6 @@ def test_batches_of_an_epoch_have_two_names(tmp_path, name):
 def test_either_name_takes_a_default(tmp_path, name):
     args = parse(tmp_path, add=lambda parser: parser.set_defaults(**{name: 300}))
     assert cli_utils.experiment_fields_from_cli(args)["train_batches_per_epoch"] == 300
-
-
-def test_env_mode_and_no_async(tmp_path):
-    assert cli_utils.experiment_fields_from_cli(parse(tmp_path))["env_mode"] == "async"
-    assert cli_utils.experiment_fields_from_cli(parse(tmp_path, "--no_async"))["env_mode"] == "sync"
-    args = parse(tmp_path, "--env_mode", "already_vectorized")
-    assert cli_utils.experiment_fields_from_cli(args)["env_mode"] == "already_vectorized"
-    assert cli_utils.experiment_fields_from_cli(parse(tmp_path, "--log"))["log_to_wandb"] is True
-    assert cli_utils.experiment_fields_from_cli(parse(tmp_path, "--log", "--no_log"))["log_to_wandb"] is False
 
 
 def own_flags(parser):

@@ -37,18 +37,6 @@ def test_shapes_and_types_of_one_environment():
     assert (ts.time_idx[0], env.unwrapped.actions) == (1, [2])
 
 
-def test_actions_reach_the_environment_in_its_own_form():
-    env = AMAGOEnv(Plain(gym.spaces.Box(np.array([0.0, -4.0]), np.array([10.0, 4.0]), dtype=np.float64)))
-    env.reset()
-    env.step(np.array([[-1.0, 0.5]], np.float32))
-    np.testing.assert_allclose(env.unwrapped.actions[0], [0.0, 2.0])
-    many = AMAGOEnv(Plain(gym.spaces.Discrete(70_000, start=-5)))
-    many.reset()
-    ts = many.step(np.array([[69_999]]))[0]
-    assert (many.unwrapped.actions, ts.prev_action.shape) == ([69_994], (1, 70_000))
-    assert ts.prev_action[0, 69_999] == ts.prev_action.sum() == 1.0
-
-
 def test_what_does_not_fit_is_refused():
     """But for the mistakes of `bad_input_cases.py`."""
     same_step, odd = AutoresetMode.SAME_STEP, make_vector(2, AutoresetMode.SAME_STEP)().unwrapped

@@ -76,8 +76,7 @@ creator = amago.envs.EnvCreator(
     make_env=wrapped, exploration_wrapper_type=amago.envs.exploration.EpsilonGreedy, save_trajs_to=tempfile.mkdtemp(), save_every_low=5,
     save_every_high=6, save_trajs_as="npz",
 )  # fmt: skip
-env = creator()
-assert isinstance(env, amago.envs.SequenceWrapper)
+assert isinstance(creator(), amago.envs.SequenceWrapper)
 assert creator.rl2_space["rl2"].shape == (4,)
 assert creator.already_vectorized is False
 
