@@ -5,14 +5,14 @@ import json
 import gymnasium as gym
 import numpy as np
 import pytest
-from counting_env import CountingEnv, make_counting, make_vector
+from counting_env import make_counting, make_vector
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from messages import check_refused, naming, refused
 
 import amago
 from amago import config
-from amago.envs import AMAGOEnv, BilevelEpsilonGreedy, EpsilonGreedy, ExplorationWrapper, SequenceWrapper
+from amago.envs import BilevelEpsilonGreedy, EpsilonGreedy
 
 unit = st.floats(0.0, 1.0)
 
@@ -143,20 +143,6 @@ def test_batches_draw_for_each_row(kind):
         out = np.concatenate([env.add_exploration_noise(action, env.local_step) for _ in range(500)], axis=1)
         assert (out[[0, 2]] == 0).all()
         assert (out[[1, 3]] != 0).mean() == pytest.approx(0.8, abs=0.05)
-
-
-def test_the_recorded_action_is_the_one_taken():
-    class Opposite(ExplorationWrapper):
-        def add_exploration_noise(self, action, local_step):
-            assert local_step.shape == (1,)
-            return 4 - action
-
-    recorder = SequenceWrapper(Opposite(AMAGOEnv(CountingEnv(0))), save_trajs_to=None)
-    recorder.reset()
-    assert recorder.step(np.array([[1]]))[0]["took"][0, 0] == 3 + 3  # the space starts at 3
-    assert recorder.current_timestep[1][0, 1:].argmax() == 3
-    with pytest.raises(NotImplementedError):
-        ExplorationWrapper(make_counting(0)()).add_exploration_noise(np.array([[1]]), np.zeros(1))
 
 
 def test_a_field_known_by_name_is_not_misspelt():

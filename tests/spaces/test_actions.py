@@ -254,27 +254,24 @@ def test_a_run_collects_stores_trains_saves_and_acts(
     assert tiny.differing(before, tiny.weights(resumed))
 
 
-@NAMES
-def test_recordings_from_elsewhere(name: str) -> None:
-    space, spec = SPACES[name], action_spec(SPACES[name])
+def test_recordings_from_elsewhere() -> None:
+    space = SPACES["tuple"]
     batched = gym.vector.utils.batch_space(space, 5)
     batched.seed(2)
-    actions = batched.sample()
+    index, numbers = batched.sample()
     converter = Converter(G.Box(-1, 1, (2,)), space)
-    obs, rewards, ends = np.zeros((6, 2), np.float32), np.arange(5.0), np.array([False] * 4 + [True])
-    traj = converter.convert("episode 0", obs, actions, rewards, ends, "lock")
-    assert traj.actions.dtype == spec.stored_dtype
-    np.testing.assert_array_equal(traj.actions, spec.from_env(actions))
+
+    def convert(name: str, *actions: Any) -> Any:
+        return converter.convert(name, np.zeros((6, 2), np.float32), actions, np.arange(5.0), np.arange(5) == 4, "lock").actions
+
+    np.testing.assert_array_equal(convert("episode 0", index, numbers), action_spec(space).from_env((index, numbers)))
     assert converter.clipped == 0
-    if name == "tuple":
-        index, numbers = actions
-        far = converter.convert("far", obs, (index, numbers + 10.0), rewards, ends, "lock")
-        np.testing.assert_array_equal(far.actions[:, 1:], np.ones((5, 2)))
-        assert converter.clipped == 5
-        with refused(ValueError, "wrong", "action[0, 0]", 2):
-            converter.convert("wrong", obs, (index + 3, numbers), rewards, ends, "lock")
-        with refused(ValueError, "broken", "actions", "step 0"):
-            converter.convert("broken", obs, (index, numbers * np.nan), rewards, ends, "lock")
+    np.testing.assert_array_equal(convert("far", index, numbers + 10.0)[:, 1:], np.ones((5, 2)))
+    assert converter.clipped == 5
+    with refused(ValueError, "wrong", "action[0, 0]", 2):
+        convert("wrong", index + 3, numbers)
+    with refused(ValueError, "broken", "actions", "step 0"):
+        convert("broken", index, numbers * np.nan)
 
 
 def test_the_combination_is_learned(tmp_path: Any) -> None:
