@@ -85,8 +85,6 @@ def test_a_subclass_with_its_own_pool_loaders_and_loop(tmp_path):
 # ---- classes of ``__main__``, configured by gin, which act in processes of their own ------------------------------------------
 
 ONE_FILE = '''
-from argparse import ArgumentParser
-
 import gin
 import gymnasium as gym
 import numpy as np
@@ -136,34 +134,17 @@ def make_short(suffix="none"):
 
 
 if __name__ == "__main__":
-    parser = ArgumentParser()
-    cli_utils.add_common_cli(parser)
-    parser.add_argument("--max_seq_len", type=int, default=8)
-    args = parser.parse_args()
-    config = {"Uniform.rate": 0.25, "Short.length": 7, "make_short.suffix": "given", "MultiTaskAgent.num_critics": 2}
-    config |= {"MultiTaskAgent.actor_type": Head} | tiny.SMALL
-    traj_encoder_type = cli_utils.switch_traj_encoder(config, arch=args.traj_encoder, memory_size=args.memory_size, layers=1)
-    agent_type = cli_utils.switch_agent(config, args.agent_type, reward_multiplier=1.0)
-    tstep_encoder_type = cli_utils.switch_tstep_encoder(config, arch="ff", n_layers=1, d_hidden=16, d_output=16)
-    cli_utils.use_config(config, args.configs)
-    experiment = cli_utils.create_experiment_from_cli(
-        args, make_train_env=make_short, make_val_env=lambda: Short(), max_seq_len=args.max_seq_len, group_name="script",
-        run_name=args.run_name, tstep_encoder_type=tstep_encoder_type, traj_encoder_type=traj_encoder_type, agent_type=agent_type,
-        exploration_wrapper_type=Uniform, val_timesteps_per_epoch=10,
+    bindings = {"Uniform.rate": 0.25, "Short.length": 7, "make_short.suffix": "given", "MultiTaskAgent.actor_type": Head}
+    cli_utils.use_config(bindings | tiny.TWO_HOT)
+    experiment = tiny.learned(
+        ".", make_short, make_val_env=lambda: Short(), env_mode="async", env_workers=1, agent_type=amago.agent.MultiTaskAgent,
+        exploration_wrapper_type=Uniform,
     )
-    experiment = cli_utils.switch_async_mode(experiment, args.mode)
-    experiment.start()
-    experiment.learn()
     print(sorted(experiment.evaluate_test(Short, timesteps=20)))
-    experiment.delete_buffer_from_disk()
     experiment.close()
 '''
 
 
 def test_its_classes_reach_the_workers_with_their_settings(tmp_path):
     (tmp_path / "client.py").write_text(ONE_FILE)
-    words = (
-        f"--run_name run --buffer_dir {tmp_path} --no_log --parallel_actors 2 --env_mode async --env_workers 1 --epochs 1 --timesteps_per_epoch 12 "
-        "--batches_per_epoch 2 --batch_size 2 --memory_size 16 --traj_encoder transformer --agent_type multitask --dloader_workers 0"
-    )
-    assert "'Average Total Return in short_7'" in output(run(tmp_path, "client.py", *words.split()))
+    assert "'Average Total Return in short_7'" in output(run(tmp_path, "client.py"))

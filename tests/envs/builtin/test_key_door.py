@@ -71,39 +71,34 @@ def test_an_oracle_earns_exactly_what_the_horizon_allows(
 
 
 def test_the_story_of_one_rollout() -> None:
-    env = RoomKeyDoor(False, 4, 10, 20, (0, 0), (2, 0), (2, 1), False)
+    env = RoomKeyDoor(False, 4, 5, 15, (0, 0), (2, 0), (2, 1), False)
     obs, _ = env.reset(seed=0)
     shown = [2 / 4, 1 / 4, 2 / 4, 0]  # the door, then the key
     np.testing.assert_allclose(obs, [0, 0, 0, 0, *shown])
     script = [
-        (0, [1 / 4, 0, 0, 0.1], 0.0),
-        (0, [2 / 4, 0, 1, 0.2], 1.0),  # the key
-        (STAY, [2 / 4, 0, 1, 0.3], 0.0),  # which is there once a trial
-        (2, [2 / 4, 1 / 4, 1, 0.4], 1.0),  # the door
+        (0, [1 / 4, 0, 0, 0.2], 0.0),
+        (0, [2 / 4, 0, 1, 0.4], 1.0),  # the key
+        (STAY, [2 / 4, 0, 1, 0.6], 0.0),  # which is there once a trial
+        (2, [2 / 4, 1 / 4, 1, 0.8], 1.0),  # the door
         (2, [0, 0, 0, 0], 0.0),  # ignored: back at the start
-        (3, [0, 0, 0, 0.1], 0.0),  # a wall
-        (2, [0, 1 / 4, 0, 0.2], 0.0),
-        (0, [1 / 4, 1 / 4, 0, 0.3], 0.0),
-        (0, [2 / 4, 1 / 4, 0, 0.4], 0.0),  # the door does not open without the key
-        (3, [2 / 4, 0, 1, 0.5], 1.0),
-        (1, [1 / 4, 0, 1, 0.6], 0.0),
-        (1, [0, 0, 1, 0.7], 0.0),
-        (1, [0, 0, 1, 0.8], 0.0),
-        (1, [0, 0, 1, 0.9], 0.0),
-        (1, [0, 0, 1, 1.0], 0.0),  # the limit
+        (3, [0, 0, 0, 0.2], 0.0),  # a wall
+        (2, [0, 1 / 4, 0, 0.4], 0.0),
+        (0, [1 / 4, 1 / 4, 0, 0.6], 0.0),
+        (0, [2 / 4, 1 / 4, 0, 0.8], 0.0),  # the door does not open without the key
+        (3, [2 / 4, 0, 1, 1.0], 1.0),  # the limit
         (0, [0, 0, 0, 0], 0.0),  # ignored: a new trial, and the key is gone
-        (0, [1 / 4, 0, 0, 0.1], 0.0),
-        (0, [2 / 4, 0, 1, 0.2], 1.0),
-        (STAY, [2 / 4, 0, 1, 0.3], 0.0),
-        (STAY, [2 / 4, 0, 1, 0.4], 0.0),  # the horizon
+        (0, [1 / 4, 0, 0, 0.2], 0.0),
+        (0, [2 / 4, 0, 1, 0.4], 1.0),
+        (STAY, [2 / 4, 0, 1, 0.6], 0.0),
+        (STAY, [2 / 4, 0, 1, 0.8], 0.0),  # the horizon
     ]
     infos = []
     for i, (action, own, reward) in enumerate(script):
         obs, got, terminated, truncated, info = env.step(action)
         np.testing.assert_allclose(obs, [*own, *shown], rtol=1e-6, err_msg=f"step {i}")
-        assert (got, terminated, truncated) == (reward, i == 19, False), f"step {i}"
+        assert (got, terminated, truncated) == (reward, i == 14, False), f"step {i}"
         infos.append(info)
     assert infos[3] == {f"{AMAGO_ENV_LOG_PREFIX} Trial 0 Return": 2.0}
-    assert infos[14] == {f"{AMAGO_ENV_LOG_PREFIX} Trial 1 Return": 1.0}
-    assert infos[19] == {f"{AMAGO_ENV_LOG_PREFIX} Doors Opened": 1.0, f"{AMAGO_ENV_LOG_PREFIX} Keys Found": 3.0}
-    assert all(not info for i, info in enumerate(infos) if i not in (3, 14, 19))
+    assert infos[9] == {f"{AMAGO_ENV_LOG_PREFIX} Trial 1 Return": 1.0}
+    assert infos[14] == {f"{AMAGO_ENV_LOG_PREFIX} Doors Opened": 1.0, f"{AMAGO_ENV_LOG_PREFIX} Keys Found": 3.0}
+    assert all(not info for i, info in enumerate(infos) if i not in (3, 9, 14))
