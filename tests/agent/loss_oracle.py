@@ -198,7 +198,7 @@ class Oracle:
                 total = total + discount * self.bonus(vec, g, [e[b, now - 1, g] for e in draws.noise])
                 if now == data.lengths[b]:
                     break
-            out.append(total + discount * self.bootstrap(data, b, now, g, draws))
+            out.append(total + discount * self.reduced(self.values(data, b, now, g, draws)[0]))
         return torch.stack(out)
 
     def trace_target(self, data, b, t, g, draws):
@@ -218,10 +218,6 @@ class Oracle:
         q = of_taken[values.index(min(values))] if self.online > 0 else sum(of_taken) / len(of_taken)
         pi = torch.exp(self.log_prob_of_action(vec, a))
         return reward + self.gammas[g] * (v + bonus + self.trace_lambda * pi * (later - q))
-
-    def bootstrap(self, data, b, t, g, draws):
-        """The value of the state at time t."""
-        return self.reduced(self.values(data, b, t, g, draws)[0])
 
     def reduced(self, values):
         return torch.stack(values).min() if self.online > 0 else sum(values) / len(values)

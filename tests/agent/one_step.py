@@ -44,10 +44,3 @@ def train(agent, draw, updates, lr=1e-3):
         optimizer.step()
         agent.soft_sync_targets()
     return agent.eval()
-
-
-def probabilities(agent, obs):
-    """Of choices, for the main discount, at observations (B, n)."""
-    batch = rollouts(agent.action_space, obs, torch.zeros(len(obs), 1), torch.zeros(len(obs)))
-    with torch.no_grad():
-        return agent.actor(agent.encode(batch)[:, 0]).probs[:, -1]

@@ -1,4 +1,4 @@
-"""Agents as modules: losses, options and their refusals, actions, probabilities, updates that are skipped."""
+"""Agents as modules: losses, options and their refusals, actions, probabilities, losses that are not finite."""
 
 import itertools
 import math

@@ -4,17 +4,13 @@ import math
 
 import gymnasium as gym
 import pytest
-import tiny
 import torch
-from messages import naming
 from one_step import agent_for, rollouts, train
 from test_agent import SEVERAL, SPACES, build, make_batch
 
-import amago
 from amago import config
 from amago.agent.methods import entropy_scale, exact_entropy, sample_with_entropy
 from amago.nets.policy_dists import Beta, TanhGaussian, distribution_of
-from amago.run.settings import SettingsError
 from amago.spaces import action_spec
 
 TARGET = {"continuous": -0.5, "choices": 0.6}
@@ -119,18 +115,3 @@ def test_temperatures_stay_in_evaluation_and_where_nothing_can_be_chosen():
     batch.obs["mask"] = batch.obs["mask"] * torch.tensor([1.0, 0.0, 0.0, 0.0])
     agent.train()(batch)
     assert agent.temperature.log.equal(before)
-
-
-def test_a_resumed_run_may_change_the_target_but_not_begin_with_one(tmp_path, capsys):
-    config.bind({"Agent.entropy_target": 0.5})
-    e = tiny.learned(tmp_path, epochs=1, ckpt_interval=1)
-    e.close()
-    assert amago.load_policy(e.run_dir).agent.temperature.log.equal(e.policy.temperature.log)
-    config.bind({"Agent.entropy_target": 0.7, "Agent.entropy_lr": 0.1})
-    e = tiny.started(tmp_path, epochs=2, ckpt_interval=1, resume="auto", verbose=True)
-    assert "entropy_target 0.5 -> 0.7" in capsys.readouterr().out
-    assert (e.policy.temperature.target, e.policy.temperature.rate) == (0.7, 0.1)
-    e.close()
-    config.bind({"Agent.entropy_target": None})
-    with pytest.raises(SettingsError, match=naming("Agent.entropy_target", "0.5", "None")):
-        tiny.started(tmp_path, epochs=2, ckpt_interval=1, resume="auto")

@@ -62,23 +62,14 @@ def test_relabelling_keeps_them_or_is_refused():
         window(Rebuilt(3))
 
 
-class Ready(RLDataset):
-    """Hands out given sequences, one after the other."""
-
-    def __init__(self, *samples):
-        self.samples = list(samples)
-
-    def sample_random_trajectory(self, rng):
-        return self.samples.pop(0)
-
-
 def sequence(steps):
     return RLData.from_traj(stored(steps).derive(SPEC))
 
 
 def test_batches_have_exactly_the_declared_fields():
     plain = dataclasses.replace(sequence(2), extras={})
-    dataset = Ready(sequence(4), plain, sequence(1))
+    given = iter([sequence(4), plain, sequence(1)])
+    dataset = type("Given", (RLDataset,), {"sample_random_trajectory": lambda self, rng: next(given)})()
     fields = (dataclasses.replace(FIELDS[0], default=7.0), dataclasses.replace(FIELDS[1], default=5))
     dataset.configure(DatasetSettings(10, extra_fields=fields))
     batch = dataset.sample_batch(np.random.default_rng(0), 3)

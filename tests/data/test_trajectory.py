@@ -38,15 +38,6 @@ def test_rl2s_hold_the_reward_that_arrived_with_the_observation_and_the_action_t
     np.testing.assert_array_equal(frozen.dones[:, 0], [False, False, False, True])
 
 
-def test_stored_pieces_derive_what_the_whole_derives_with_one_more_observation_than_transitions():
-    piece = rollout(6).freeze().slice(2, 5).validate()
-    np.testing.assert_array_equal(piece.obs["observation"][:, 0], [2, 3, 4, 5])
-    np.testing.assert_array_equal(piece.rews[:, 0], [3, 4, 5])
-    again = piece.to_stored(SPEC, "count").derive(SPEC)
-    for name in ("rl2s", "time_idxs", "rews", "dones", "actions"):
-        np.testing.assert_array_equal(getattr(again, name), getattr(piece, name), err_msg=name)
-
-
 def test_wrong_numbers_of_rows_and_steps_out_of_order_are_refused():
     short = rollout().freeze()
     short.dones = short.dones[:-1]

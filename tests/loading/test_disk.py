@@ -84,10 +84,6 @@ def test_bad_arguments(tmp_path):
     )
 
 
-def one_by_one(dataset, rng, n):
-    return collate([dataset.sample_random_trajectory(rng) for _ in range(n)])
-
-
 def assert_equal_batches(a, b):
     assert list(a.obs) == list(b.obs)
     pairs = [(a.obs[k], b.obs[k]) for k in a.obs]
@@ -122,7 +118,7 @@ def test_different_spaces_go_the_long_way(tmp_path, other):
     put(buffer, [2, 3], "b", steps=4, **other)
     dataset, a, b = dataset_of(tmp_path, 6), np.random.default_rng(1), np.random.default_rng(1)
     if other["action_space"].n == 50:
-        assert_equal_batches(dataset.sample_batch(a, 8), one_by_one(dataset, b, 8))
+        assert_equal_batches(dataset.sample_batch(a, 8), collate([dataset.sample_random_trajectory(b) for _ in range(8)]))
     else:
         with refused(ValueError, "actions of different shapes"):
             dataset.sample_batch(a, 8)

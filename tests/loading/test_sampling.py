@@ -17,13 +17,6 @@ from amago.loading import DatasetSettings, DiskTrajDataset, MixtureOfDatasets, R
 from amago.run.settings import SettingsError
 
 
-def episodes(dataset, draws, seed=0, batch_size=50):
-    """The episode of each sequence drawn."""
-    rng = np.random.default_rng(seed)
-    batches = [dataset.sample_batch(rng, batch_size) for _ in range(draws // batch_size)]
-    return np.concatenate([b.obs["a/b"][:, 0, 0].numpy().astype(int) for b in batches])
-
-
 def assert_drawn(found, chances):
     """Chi-square: how often each episode was drawn, against its probability; beyond 5 standard deviations is a failure."""
     chances = np.asarray(chances, float) / np.sum(chances)
@@ -58,7 +51,7 @@ def test_balance_gives_every_environment_the_same_share(tmp_path, save_as):
     names = ["A", "B", "A", "A", "C", "A", "A", "A"]
     add(tmp_path, [3] * 8, names=names, save_as=save_as)
     chances = [1 / names.count(n) for n in names]
-    assert_drawn(episodes(dataset_of(tmp_path, balance="env_name"), 6000), chances)
+    assert_drawn(drawn(dataset_of(tmp_path, balance="env_name"), 6000)[1], chances)
 
 
 @pytest.mark.parametrize("workers", [0, 3])
@@ -242,27 +235,22 @@ def test_an_agent_reports_its_errors(tmp_path, agent):
     assert (values != 1.0).all()
 
 
-def share_without_loss(root, sampling, has_loss, **fields):
-    """The share of the sequences of the last batches that have no loss."""
-    dataset, shares = DiskTrajDataset(root, sampling, sampling=sampling), []
+def test_sequences_that_a_mask_leaves_out_do_not_fill_the_batches(tmp_path):
+    shares = []
 
     class Counted(amago.Experiment):
-        def edit_critic_mask(self, batch, critic_loss, pad_mask):
-            mask = pad_mask & has_loss(batch)
+        def edit_critic_mask(self, batch, critic_loss, pad_mask):  # by content, the same whenever a sequence is drawn
+            mask = pad_mask & (batch.obs["observation"].flatten(1).sum(1) > 0)[:, None, None, None, None]
             shares.append(float((~mask.flatten(1).any(1)).float().mean()))
             return mask
 
-    tiny.learned(
-        root, name=sampling, experiment_type=Counted, dataset=dataset, epochs=2, train_batches_per_epoch=16, **fields
-    ).close()
-    return np.mean(shares[-16:])
+    def share_without_loss(sampling):
+        """Of the sequences of the last batches."""
+        fields = {"dataset": DiskTrajDataset(tmp_path, sampling, sampling=sampling), "epochs": 2, "train_batches_per_epoch": 16}
+        tiny.learned(tmp_path, name=sampling, experiment_type=Counted, **fields).close()
+        return np.mean(shares[-16:])
 
-
-def test_sequences_that_a_mask_leaves_out_do_not_fill_the_batches(tmp_path):
-    def has_loss(batch):  # by content, the same whenever a sequence is drawn
-        return (batch.obs["observation"].flatten(1).sum(1) > 0)[:, None, None, None, None]
-
-    uniform, priority = (share_without_loss(tmp_path, sampling, has_loss) for sampling in ("uniform", "priority"))
+    uniform, priority = map(share_without_loss, ("uniform", "priority"))
     assert 0.1 < uniform < 0.9
     assert priority < uniform / 2
 

@@ -288,25 +288,15 @@ class Evaluated(amago.Callback):
             self.weights.append(tiny.weights(experiment))
 
 
-def kept_by(tmp_path, returns, resume="never", **options):
-    seen = Evaluated()
-    e = learned(
-        tmp_path, experiment_type=scripted(returns), callbacks=[seen, amago.KeepBest(**options)], val_interval=1,
-        epochs=len(returns), ckpt_interval=1, resume=resume, ema_decay=0.9,
-    )  # fmt: skip
-    e.close()
-    kept = load_weight_file(e.run_dir / "ckpts" / "best" / "policy.pt").weights
-    return [i for i, w in enumerate(seen.weights) if all(torch.equal(w[k], kept[k]) for k in kept)], e.run_dir
-
-
 @pytest.mark.parametrize(("mode", "best"), [("max", 2), ("min", 1)])
 def test_weights_of_the_best_evaluation_are_kept(tmp_path, mode, best):
     returns = [2.0, 1.0, 5.0, 5.0, float("nan")]  # the first of equal ones
-    found, run_dir = kept_by(tmp_path, returns, mode=mode)
-    assert found == [best]
-    best_policy = amago.load_policy(run_dir / "ckpts" / "best").agent.state_dict()
-    latest = amago.load_policy(run_dir).agent.state_dict()
-    assert any(not torch.equal(best_policy[k], latest[k]) for k in latest)
+    seen, fields = Evaluated(), {"val_interval": 1, "epochs": len(returns), "ckpt_interval": 1, "ema_decay": 0.9}
+    e = learned(tmp_path, experiment_type=scripted(returns), callbacks=[seen, amago.KeepBest(mode=mode)], **fields)
+    kept = load_weight_file(e.run_dir / "ckpts" / "best" / "policy.pt").weights
+    assert [i for i, weights in enumerate(seen.weights) if not tiny.differing(weights, kept)] == [best]
+    best_policy = amago.load_policy(e.run_dir / "ckpts" / "best").agent.state_dict()
+    assert tiny.differing(best_policy, amago.load_policy(e.run_dir).agent.state_dict())
 
 
 def killed(*_, **__):

@@ -92,18 +92,21 @@ def test_the_optimizer_takes_the_new_rates_and_keeps_its_moments(tmp_path, capsy
 
 
 def test_gin_bindings_of_losses_are_applied_and_said(tmp_path, capsys):
-    config.bind({"Agent.tau": 0.01})
+    config.bind({"Agent.tau": 0.01, "Agent.entropy_target": 0.5})
     saved(tmp_path)
-    config.bind({"Agent.tau": 0.02, "exp_filter.beta": 3.0, "Discrete.clip_prob_high": 0.9, "EpsilonGreedy.steps_anneal": 50})
+    config.bind({"Agent.tau": 0.02, "Agent.entropy_target": 0.7})
+    config.bind({"exp_filter.beta": 3.0, "Discrete.clip_prob_high": 0.9, "EpsilonGreedy.steps_anneal": 50})
     e = resumed(tmp_path)
     out = capsys.readouterr().out
     assert "amago.agent.Agent.tau 0.01 -> 0.02" in out
     assert "Discrete.clip_prob_high 0.99 -> 0.9" in out, "unbound before: the default is the value before"
     assert "EpsilonGreedy.steps_anneal 1000000 -> 50" in out
     assert "exp_filter" not in out, "the agent uses another filter"
-    assert e.policy.tau == 0.02
+    assert "Agent.entropy_target 0.5 -> 0.7" in out
+    assert (e.policy.tau, e.policy.temperature.target) == (0.02, 0.7)
     e.close()
     config.clear()
+    config.bind({"Agent.entropy_target": 0.5})
     resumed(tmp_path).close()
     assert "amago.agent.Agent.tau 0.01 -> 0.003" in capsys.readouterr().out, "no longer bound: the default is the value now"
 
@@ -115,6 +118,7 @@ def test_gin_bindings_of_losses_are_applied_and_said(tmp_path, capsys):
         ({"agent_type": MultiTaskAgent}, {}, ("agent_type", "Agent", "MultiTaskAgent")),
         ({}, {"Multigammas.discrete": [0.8]}, ("Multigammas.discrete", "[0.9]", "[0.8]")),
         ({}, {"Agent.gamma": 0.9}, ("Agent.gamma", 0.999, 0.9)),
+        ({}, {"Agent.entropy_target": 0.5}, ("Agent.entropy_target", None, 0.5)),
         ({}, {"Actor.activation": "relu"}, ("Actor.activation", "leaky_relu", "relu")),
         ({}, {"FFTrajEncoder.d_model": 8}, ("FFTrajEncoder.d_model", 16, 8)),
     ],

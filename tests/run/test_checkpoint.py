@@ -9,7 +9,7 @@ import pytest
 import tiny
 import torch
 from messages import names, refused
-from tiny import EPISODE, experiment, learned, rows, started
+from tiny import EPISODE, experiment, learned, started
 
 import amago
 from amago import config
@@ -174,18 +174,6 @@ def test_exploration_schedules_go_on(tmp_path, env_mode):
     assert saved_actors(again, epoch=0) == saved
     again.learn()
     assert saved_actors(again, epoch=1)["1"]["exploration"]["global_step"] == 4 * EPISODE
-
-
-def test_environment_steps_go_on(tmp_path, capsys):
-    learned(tmp_path, ckpt_interval=1, epochs=2).close()
-    e = learned(tmp_path, ckpt_interval=1, epochs=3, resume="auto", verbose=True)
-    assert names(capsys.readouterr().out, "run_epoch_1", "4 gradient steps", "48 environment steps")
-    assert (e.env_steps, e.learner.grad_steps, e.frames_by_env) == (72, 6, {"TMaze": 72})
-    found = rows(e.run_dir)
-    assert [r["env_steps"] for r in found if r["section"] == "rollout"] == [24, 48, 72]
-    assert [r["epoch"] for r in found if r["section"] == "rollout"] == [0, 1, 2]
-    times = [r["wall_time"] for r in found]
-    assert times == sorted(times)
 
 
 def test_a_resumed_run_meets_new_episodes(tmp_path):

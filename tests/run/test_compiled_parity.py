@@ -36,11 +36,6 @@ def compiler():
     torch._dynamo.reset()
 
 
-def run(root, agent_type, on, **fields):
-    options = {"log_interval": 0, "lr_warmup_steps": 1, "train_batches_per_epoch": 50, **fields}
-    return tiny.learned(root / f"compiled {on}", traj="transformer", agent_type=agent_type, compile=on, **options)
-
-
 def gradients(e, batch):
     """Of each trained parameter, for the loss of one batch."""
     e.policy_aclr.train()
@@ -54,7 +49,14 @@ def gradients(e, batch):
 @pytest.mark.parametrize("agent_type", KINDS)
 def test_fifty_updates_then_the_loss_and_every_gradient(agent_type, tmp_path, same_random_numbers):
     tiny.config.bind({"MultiTaskAgent.fbc_filter_func": exp_filter})  # rounding turns the binary one for an action now and then
-    eager, compiled = (run(tmp_path, agent_type, on) for on in (False, True))
+    fields = {
+        "traj": "transformer",
+        "agent_type": agent_type,
+        "log_interval": 0,
+        "lr_warmup_steps": 1,
+        "train_batches_per_epoch": 50,
+    }
+    eager, compiled = (tiny.learned(tmp_path / f"compiled {on}", compile=on, **fields) for on in (False, True))
     assert counters["stats"]["unique_graphs"] == 1
     before = tiny.started(tmp_path / "start", traj="transformer", agent_type=agent_type)
     start, a, b = ([p.detach() for p in e.policy.trainable_params] for e in (before, eager, compiled))

@@ -9,21 +9,15 @@ from amago.agent import MultiTaskAgent
 from amago.data.batch import MAGIC_PAD_VAL
 
 
-@pytest.fixture
-def compiler(monkeypatch):
-    """Replace the compiler by a function of what is compiled; the default is the code itself."""
-
-    def use(compiled=lambda function: function):
-        monkeypatch.setattr(torch, "compile", lambda function, **options: compiled(function))
-
-    use()
-    return use
+def replace_compiler(monkeypatch, compiled):
+    """Replace the compiler by a function of what is compiled."""
+    monkeypatch.setattr(torch, "compile", lambda function, **options: compiled(function))
 
 
 @pytest.mark.parametrize(("agent_type", "traj"), [(amago.Agent, "transformer"), (MultiTaskAgent, "gru")])
-def test_what_is_tried_before_the_first_update_changes_nothing(agent_type, traj, tmp_path, compiler):
+def test_what_is_tried_before_the_first_update_changes_nothing(agent_type, traj, tmp_path, monkeypatch):
     calls = []
-    compiler(lambda function: lambda *args: calls.append(args) or function(*args))
+    replace_compiler(monkeypatch, lambda function: lambda *args: calls.append(args) or function(*args))
     runs = [
         tiny.learned(
             tmp_path / str(on), traj=traj, agent_type=agent_type, compile=on, log_interval=2, train_batches_per_epoch=4
@@ -34,12 +28,12 @@ def test_what_is_tried_before_the_first_update_changes_nothing(agent_type, traj,
     assert not tiny.differing(*map(tiny.weights, runs))
 
 
-def test_a_failure_is_logged_once_and_the_run_goes_on(tmp_path, compiler, caplog):
+def test_a_failure_is_logged_once_and_the_run_goes_on(tmp_path, monkeypatch, caplog):
     def broken(*_):
         raise RuntimeError("no such kernel\nand more")
 
     expected = tiny.weights(tiny.learned(tmp_path / "eager", train_batches_per_epoch=4))
-    compiler(lambda _: broken)
+    replace_compiler(monkeypatch, lambda _: broken)
     e = tiny.learned(tmp_path / "compiled", compile=True, train_batches_per_epoch=4, log_interval=0)
     (line,) = [r.getMessage() for r in caplog.records if "compil" in r.getMessage()]
     assert "no such kernel" in line

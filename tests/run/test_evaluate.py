@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from counting_env import make_counting
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import EPISODE, started
@@ -174,18 +175,6 @@ class Numbered(gym.Env):
         return np.zeros(1, np.float32), float(self.n * done), done, False, {}
 
 
-class FailsOnce(Numbered):
-    """Raises in its second rollout, the first time that there is one."""
-
-    failed = False
-
-    def step(self, action):
-        if self.n == 1 and not FailsOnce.failed:
-            FailsOnce.failed = True
-            raise RuntimeError("a fault of the environment")
-        return super().step(action)
-
-
 class GoodIsLong(Numbered):
     """A coin decides: 10 steps and a return of 0, or 100 steps and a return of 1."""
 
@@ -215,8 +204,8 @@ class Idle(torch.nn.Module):
         return torch.zeros(len(rl2s), 1, dtype=torch.int64), memory
 
 
-def numbered(lengths, env_type=Numbered):
-    return AMAGOEnv(env_type(lengths), env_name="Numbered")
+def numbered(lengths):
+    return AMAGOEnv(Numbered(lengths), env_name="Numbered")
 
 
 def pool_of(lengths):
@@ -293,29 +282,25 @@ def test_rows_of_a_vectorised_environment_are_actors():
     assert by_actor == {0: [0, 1, 2], 1: [0, 1], 2: [0, 1]}
 
 
-def test_a_rollout_that_a_fault_has_dropped_is_made_up_for(monkeypatch):
-    monkeypatch.setattr(FailsOnce, "failed", False)
-    makers = [partial(numbered, [3]), partial(numbered, [3], FailsOnce)]
+def test_a_rollout_that_a_fault_has_dropped_is_made_up_for(tmp_path):
+    makers = [make_counting(0), make_counting(1, fault="raise", flag=str(tmp_path / "failed"))]
     _, by_actor = counted(make_pool(makers, env_mode="sync", parallel_actors=2), 6)
-    assert FailsOnce.failed
-    assert by_actor == {0: [0, 1, 2], 1: [0, 0, 1]}, "the environment that was replaced begins to count again"
-
-
-def good_is_long(mode):
-    """16 actors of `GoodIsLong` in a pool of this mode."""
-    if mode in ("sync", "async"):
-        return make_pool([partial(AMAGOEnv, GoodIsLong(), env_name="E") for _ in range(16)], env_mode=mode, workers=2, seed=0)
-    autoreset = gym.vector.AutoresetMode[mode]
-
-    def make():
-        return AMAGOEnv(gym.vector.SyncVectorEnv([GoodIsLong] * 16, autoreset_mode=autoreset), "E", batched_envs=16)
-
-    return make_pool([make], env_mode="already_vectorized", parallel_actors=16, seed=0)
+    assert (tmp_path / "failed").exists()
+    assert [len(found) for found in by_actor.values()] == [3, 3]
 
 
 def mean_of_many(times, timesteps, mode="sync", **options):
-    """Mean return of many short evaluations, and the number of rollouts."""
-    with closing(good_is_long(mode)) as pool:
+    """Mean return of many short evaluations by 16 actors of `GoodIsLong` in a pool of this mode, and the number of rollouts."""
+
+    def vectorised():
+        envs = gym.vector.SyncVectorEnv([GoodIsLong] * 16, autoreset_mode=gym.vector.AutoresetMode[mode])
+        return AMAGOEnv(envs, "E", batched_envs=16)
+
+    if mode in ("sync", "async"):
+        pool = make_pool([partial(AMAGOEnv, GoodIsLong(), env_name="E") for _ in range(16)], env_mode=mode, workers=2, seed=0)
+    else:
+        pool = make_pool([vectorised], env_mode="already_vectorized", parallel_actors=16, seed=0)
+    with closing(pool):
         metrics = [evaluate(Idle(), pool, timesteps, **options) for _ in range(times)]
     rollouts = sum(m[NUMBER_OF_ROLLOUTS] for m in metrics)
     return sum(m[AVERAGE_RETURN] * m[NUMBER_OF_ROLLOUTS] for m in metrics) / rollouts, rollouts

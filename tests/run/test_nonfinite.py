@@ -22,13 +22,9 @@ EPISODE = 5
 
 
 class Poisoned(gym.Env):
-    """Five steps an episode; what ``poison`` says goes wrong, at one step of one episode.
+    """Five steps an episode; "observation", "nested/deep" or "reward" is ``value`` instead of a number ``at`` (episode, step).
 
-    Args:
-        poison: "observation", "nested/deep", "reward", or "" for nothing.
-        value: what comes instead of a number.
-        at: (episode, step); step 0 is the reset. Episode None: every one.
-        flag: a list that is filled when it happened, and then it does not happen again.
+    Step 0 is the reset. With ``flag``, a list that is filled when it happens, it does not happen again.
     """
 
     observation_space = gym.spaces.Dict(
@@ -42,10 +38,10 @@ class Poisoned(gym.Env):
         self.episode, self.t = -1, 0
 
     def _now(self, what):
-        if self.poison != what or self.at[0] not in (None, self.episode) or self.at[1] != self.t or self.flag:
+        if self.poison != what or self.at != (self.episode, self.t) or self.flag:
             return False
         if self.flag is not None:
-            self.flag.append((self.episode, self.t))
+            self.flag.append(self.at)
         return True
 
     def _obs(self):

@@ -40,24 +40,21 @@ def test_all_fields_and_parameters_are_recorded(tmp_path):
     e = learned(tmp_path, agent_type=Halved, learning_rate=0.5, make_val_env=partial(tiny.tmaze))
     e.close()
     found = record(e)
-    fields = found["fields"]
-    assert (fields["learning_rate"], fields["run_name"], fields["epochs"]) == (0.5, "run", 1)
-    assert fields["dset_max_size"] == "inf"
+    wanted = {
+        "learning_rate": 0.5, "run_name": "run", "epochs": 1, "dset_max_size": "inf", "make_train_env": "tiny.tmaze",
+        "make_val_env": {"type": "tiny.tmaze"}, "traj_encoder_type": "amago.nets.traj_encoders.FFTrajEncoder",
+    }  # fmt: skip
+    fields, parameters = found["fields"], found["parameters"]
+    assert {name: fields[name] for name in wanted} == wanted
     assert fields["agent_type"].endswith("test_record.Halved")
-    assert fields["traj_encoder_type"] == "amago.nets.traj_encoders.FFTrajEncoder"
-    assert fields["dataset"]["type"] == "amago.loading.disk.DiskTrajDataset"
-    assert fields["dataset"]["dset_name"] == "run"
-    assert fields["make_train_env"] == "tiny.tmaze"
-    assert fields["make_val_env"] == {"type": "tiny.tmaze"}
-    parameters = found["parameters"]
-    own = next(k for k in parameters if k.endswith("Halved.share"))
-    assert parameters[own] == 0.25
-    assert parameters["amago.agent.Agent.tau"] == 0.01
-    assert parameters["amago.agent.Agent.reward_multiplier"] == 10.0, "a default"
-    assert parameters["amago.nets.policy_dists.Discrete.clip_prob_high"] == 0.99, "a default, of a class deep inside"
-    assert parameters["amago.nets.actor_critic.NCritics.d_hidden"] == 16
+    assert (fields["dataset"]["type"], fields["dataset"]["dset_name"]) == ("amago.loading.disk.DiskTrajDataset", "run")
+    wanted = {
+        next(k for k in parameters if k.endswith("Halved.share")): 0.25, "amago.agent.Agent.tau": 0.01,
+        "amago.agent.Agent.reward_multiplier": 10.0, "amago.nets.policy_dists.Discrete.clip_prob_high": 0.99,  # defaults
+        "amago.nets.actor_critic.NCritics.d_hidden": 16, "amago.envs.exploration.EpsilonGreedy.steps_anneal": 1_000_000,
+    }  # fmt: skip
+    assert {name: parameters[name] for name in wanted} == wanted
     assert "amago.nets.actor_critic.NCritics.num_critics" not in parameters, "the agent sets it"
-    assert parameters["amago.envs.exploration.EpsilonGreedy.steps_anneal"] == 1_000_000
     assert "amago.agent.Agent.tau" in found["bound"]
     assert "amago.nets.traj_encoders.GRUTrajEncoder.norm" in found["unused"]
 

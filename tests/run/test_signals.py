@@ -60,12 +60,8 @@ def test_an_experiment_handles_signals_while_it_learns_only(tmp_path):
     handlers = lambda: [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]  # noqa: E731
     before, during = handlers(), []
 
-    class Watch(amago.Experiment):
-        def train_epoch(self):
-            during.append(handlers())
-            super().train_epoch()
-
-    e = tiny.started(tmp_path, experiment_type=Watch)
+    watch = type("Watch", (amago.Callback,), {"on_train_epoch_end": lambda *_: during.append(handlers())})()
+    e = tiny.started(tmp_path, callbacks=[watch])
     assert handlers() == before
     e.learn()
     assert handlers() == before

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tiny
+from messages import names
 from tiny import rows
 
 from amago import config
@@ -34,10 +35,14 @@ def test_a_resumed_run_is_the_same_run(tmp_path, stop):
     assert resumed.grad_update_counter == straight.grad_update_counter
 
 
-def test_a_resumed_run_with_more_steps_and_other_actors(tmp_path):
+def test_a_resumed_run_with_more_steps_and_other_actors(tmp_path, capsys):
     tiny.learned(tmp_path, total_steps=25, ckpt_interval=1).close()
-    e = tiny.learned(tmp_path, total_steps=100, ckpt_interval=1, resume="auto", parallel_actors=3)
+    e = tiny.learned(tmp_path, total_steps=100, ckpt_interval=1, resume="auto", parallel_actors=3, verbose=True)
+    assert names(capsys.readouterr().out, "run_epoch_1", "4 gradient steps", "26 environment steps")
     assert steps_of(e) == [24, 26, 62, 98, 101], "3 actors take 36 steps in an epoch, and the last one each"
+    assert (e.frames_by_env, e.learner.grad_steps) == ({"TMaze": 101}, 10)
+    times = [row["wall_time"] for row in rows(e.run_dir)]
+    assert times == sorted(times)
     e.total_steps = 104
     e.learn()
     assert steps_of(e)[-1] == 104

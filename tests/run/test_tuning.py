@@ -9,11 +9,6 @@ from amago.run.metric_names import AVERAGE_RETURN
 from amago.run.tuning import PruneTrial, parse_space, value_of
 
 
-@pytest.fixture(autouse=True)
-def _quiet():
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-
-
 def drawn(text, n=60):
     space = parse_space([text])
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))

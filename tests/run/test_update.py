@@ -67,15 +67,10 @@ def test_learning_rate_falls_at_the_end(warmup, total, cooldown, wanted):
     assert [lr_factor(step, warmup, total, cooldown) for step in range(len(wanted))] == pytest.approx(wanted)
 
 
-def watch_grads(line, updater):
-    seen = []
-    updater.optimizer.register_step_pre_hook(lambda *_: seen.append((float(line.a.grad), float(line.b.grad))))
-    return seen
-
-
 def test_clipping_sees_trained_parameters_only():
     line, updater = make_updater(grad_clip=1.0)
-    seen = watch_grads(line, updater)
+    seen = []
+    updater.optimizer.register_step_pre_hook(lambda *_: seen.append((float(line.a.grad), float(line.b.grad))))
     set_grads(line, 3, 4, frozen=1e9)
     metrics = updater.update(False)
     assert float(metrics["Gradient Norm"]) == pytest.approx(5.0)  # before clipping, and without the frozen weight

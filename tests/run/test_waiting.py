@@ -107,13 +107,8 @@ def test_a_mixture_knows_the_refused_files_of_its_parts(tmp_path):
         wait_for_data(mixture, 0.0, times(1))
 
 
-@pytest.fixture
-def impatient(monkeypatch):
+def test_a_learner_stops_instead_of_waiting_for_ever(tmp_path, monkeypatch):
     monkeypatch.setattr("amago.run.building.REFUSED_SECONDS", 0.1)
-
-
-@pytest.mark.usefixtures("impatient")
-def test_a_learner_stops_instead_of_waiting_for_ever(tmp_path):
     of_the_original(buffer(tmp_path))
     for _ in range(2):
         with pytest.raises(NothingTrainedError, match=r"within 0\.1 seconds(.|\n)*CartPole_0a1b2c3d"):

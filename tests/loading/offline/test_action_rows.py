@@ -8,7 +8,6 @@ import pytest
 import recordings as rec
 
 from amago.loading import ArrayDataset
-from amago.loading.offline.arrays import read_npz
 from amago.spaces.actions import action_spec
 
 spaces = gym.spaces
@@ -20,12 +19,6 @@ ROBOT = spaces.Dict(
         "legs": spaces.Tuple([spaces.Discrete(2), spaces.MultiDiscrete([3, 4])]),
     }
 )
-ORDER = ("arm/grip", "arm/turn", "drive", "legs/0", "legs/1")
-
-
-def sampled(space: gym.Space[Any], n: int) -> list[Any]:
-    space.seed(3)
-    return [space.sample() for _ in range(n)]
 
 
 def by_name(actions: list[dict[str, Any]]) -> dict[str, np.ndarray]:
@@ -39,29 +32,21 @@ def by_name(actions: list[dict[str, Any]]) -> dict[str, np.ndarray]:
     }
 
 
-def by_column(actions: list[dict[str, Any]], order: tuple[str, ...] = ORDER) -> np.ndarray:
-    parts = by_name(actions)
-    return np.concatenate([parts[name].reshape(len(actions), -1).astype(np.float64) for name in order], axis=1)
+def by_column(actions: list[dict[str, Any]]) -> np.ndarray:
+    return np.concatenate([part.reshape(len(actions), -1).astype(np.float64) for part in by_name(actions).values()], axis=1)
 
 
 @pytest.mark.parametrize("form", [by_name, by_column])
 def test_a_dataset_of_them_has_the_stored_form_of_each_action(form: Any) -> None:
     episodes = rec.record()
     rows = rec.rows(episodes, next_observations=True)
-    actions = sampled(ROBOT, len(rows["rewards"]))
+    ROBOT.seed(3)
+    actions = [ROBOT.sample() for _ in rows["rewards"]]
     source = ArrayDataset(**(rows | {"actions": form(actions)}), action_space=ROBOT).source
     spec = action_spec(ROBOT)
     found = np.concatenate([source.read(i).actions for i in range(len(source))])
     np.testing.assert_allclose(found, [spec.from_env(a) for a in actions], atol=1e-6)
     assert found.dtype == spec.stored_dtype == np.float64
-
-
-def test_an_npz_file_may_hold_the_parts_by_name(tmp_path: Any) -> None:
-    rows = rec.rows(rec.record())
-    del rows["actions"]
-    np.savez(tmp_path / "a.npz", **rows, **{"actions/move": np.arange(31) % 4, "actions/grip": np.zeros((31, 2))})
-    found = read_npz(str(tmp_path / "a.npz"))["actions"]
-    assert {name: part.shape for name, part in found.items()} == {"move": (31,), "grip": (31, 2)}
 
 
 GRIP = spaces.Dict({"grip": spaces.MultiBinary(2), "move": spaces.Discrete(4)})
