@@ -18,14 +18,7 @@ from support.toy_mixture import ToyMixture
 
 from amago import config
 from amago.envs import builtin
-from amago.envs.builtin import (
-    MazeRunner,
-    MetaFrozenLake,
-    RoomKeyDoor,
-    SymbolicAlchemy,
-    TMazeActive,
-    TMazePassive,
-)
+from amago.envs.builtin import MazeRunner, MetaFrozenLake, RoomKeyDoor, SymbolicAlchemy, TMazeActive, TMazePassive
 from amago.envs.builtin._common import COLOURS
 from amago.envs.builtin.ale_retro import AtariGame, RetroArcade
 from amago.envs.builtin.babyai import MultitaskMetaBabyAI
