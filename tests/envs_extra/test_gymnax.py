@@ -18,10 +18,6 @@ def make(name: str, num_envs: int, **changes: Any) -> GymnaxCompatibility:
     return GymnaxCompatibility(env, num_envs, params.replace(**changes))
 
 
-def sampled(env: GymnaxCompatibility) -> Any:
-    return np.stack([env.single_action_space.sample() for _ in range(env.num_envs)])
-
-
 SHOWN = {
     "MemoryChain-bsuite": gym.spaces.Box(-np.inf, np.inf, (3,), np.float32),
     "Catch-bsuite": gym.spaces.Box(-np.inf, np.inf, (10, 5), np.float32),  # declared as int32

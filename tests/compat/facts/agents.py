@@ -120,6 +120,11 @@ data = batch()
 state, _ = agent.get_state_embedding(data.obs, data.rl2s, data.time_idxs)
 dist = agent.actor(state)
 assert agent._sample_k_actions(dist, 2).shape == (2, B, L + 1, G, 3)
+critic_mask, r = torch.ones(B, L, C, G, 1), torch.randn(B, L, 1, G, 1)
+assert agent._td_stats(
+    critic_mask, torch.randn(B, L, C, G, 1), torch.randn(B, L, C, G, 1), r,
+    data.dones[:, :, None, None].expand(B, L, 1, G, 1), r, r,
+)  # fmt: skip
 mask = torch.ones(B, L, 1)
 loss = agent._compute_loss(data, torch.ones(B, L, G, 1), torch.ones(B, L, C, G, 1), mask)
 assert loss.ndim == 0

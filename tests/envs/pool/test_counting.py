@@ -218,7 +218,7 @@ def test_async_equals_sync_bit_for_bit(kind, tmp_path):
             np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
 
 
-def check_batch(batch, kind):
+def check_batch(batch):
     """Every number of a batch, extra fields included, is where it belongs; padding is not looked at."""
     assert list(batch.extras) == sorted(x.name for x in EXTRAS)
     for i in range(len(batch.rews)):
@@ -256,7 +256,7 @@ def test_extra_fields_of_each_kind_of_rows_reach_the_batch(mode, save_as, tmp_pa
 
     rng = np.random.default_rng(0)
     for dataset in (opened(), opened(padded="left"), opened(OneByOne), opened(relabeler=Shorter())):
-        check_batch(dataset.sample_batch(rng, 50), "discrete")
+        check_batch(dataset.sample_batch(rng, 50))
 
 
 def without(name, at):
