@@ -1,6 +1,5 @@
 """`amago.check_dataset` passes what trains, and names each fault of what would not."""
 
-import json
 from dataclasses import replace
 
 import gymnasium as gym
@@ -150,7 +149,9 @@ def test_each_fault_is_named(fault):
     assert len(found.value.problems) == (2 if fault in ("one observation too few", "an infinite reward") else 1), found.value
 
 
-def test_an_empty_buffer_and_files_that_were_refused(tmp_path):
+def test_an_empty_buffer_and_what_is_no_dataset(tmp_path):
+    with refused(TypeError, "dataset", "RLDataset"):
+        amago.check_dataset(tmp_path)
     check_refused(
         CheckError,
         (naming("DiskTrajDataset", "nothing to train on"), lambda: amago.check_dataset(DiskTrajDataset(tmp_path, "empty"))),
@@ -162,9 +163,3 @@ def test_a_buffer_of_another_environment(tmp_path):
     tiny.learned(tmp_path, tiny.cartpole, train_timesteps_per_epoch=60).close()
     with refused(CheckError, "check_spaces()", "(4,)", "(3,)"):
         amago.check_dataset(DiskTrajDataset(tmp_path, "run"), tiny.pendulum)
-
-
-def test_what_is_no_data_set(tmp_path):
-    with refused(TypeError, "dataset", "RLDataset"):
-        amago.check_dataset(tmp_path)
-    json.dumps(CheckError("what", ("one",)).problems)

@@ -127,10 +127,7 @@ def test_values_are_drawn_with_returns(tmp_path, report):
 
 
 def test_a_report_of_a_real_run(tmp_path):
-    experiment = tiny.started(tmp_path, epochs=2, val_interval=1)
-    experiment.learn()
-    experiment.close()
-    run = experiment.run_dir
+    run = tiny.learned(tmp_path, epochs=2, val_interval=1).run_dir
     before = sorted((p, p.stat().st_mtime_ns) for p in run.rglob("*") if p.is_file())
     page = write_report([run], tmp_path / "page.html")
     found = figures_of(page)

@@ -128,9 +128,7 @@ def test_only_who_knows_the_token_sees_anything(tmp_path):
 
 
 def test_the_command_serves_a_real_run_until_it_is_stopped(tmp_path):
-    experiment = tiny.started(tmp_path / "runs", epochs=1, val_interval=1)
-    experiment.learn()
-    experiment.close()
+    tiny.learned(tmp_path / "runs", val_interval=1)
     words = [sys.executable, "-m", "amago.cli", "watch", str(tmp_path / "runs"), "--port", "0"]
     environment = tiny.environment() | {"AMAGO_WATCH_TOKEN": TOKEN}
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)

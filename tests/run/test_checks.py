@@ -157,7 +157,6 @@ def test_paths_may_be_paths(tmp_path):
     e = tiny.learned(
         tmp_path, ckpt_base_dir=Path(tmp_path), dset_root=Path(tmp_path), dset_name="run", dataset=None, always_save_latest=True
     )
-    e.close()
     assert amago.load_policy(e.run_dir).agent.max_seq_len == EPISODE
 
 
@@ -167,7 +166,6 @@ def test_lists_of_other_libraries_are_saved_and_loaded_again(tmp_path, value):
     config.bind({"Multigammas.continuous": value})
     e.start()
     e.learn()
-    e.close()
     config.reset_config()
     assert amago.load_policy(e.run_dir).agent.gammas.tolist() == pytest.approx([0.5, 0.75, 0.999])
 

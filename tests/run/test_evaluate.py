@@ -335,7 +335,6 @@ def test_validation_may_be_sized_by_rollouts(tmp_path):
     e = tiny.learned(
         tmp_path, tiny.cartpole, val_episodes=5, val_timesteps_per_epoch=1000, val_interval=1, train_batches_per_epoch=0
     )
-    e.close()
     (row,) = tiny.rows(e.run_dir, "val")
     assert row["values"][NUMBER_OF_ROLLOUTS] == 5
 

@@ -38,7 +38,6 @@ class Halved(amago.Agent):
 def test_all_fields_and_parameters_are_recorded(tmp_path):
     use_config({"Agent.tau": 0.01, "Halved.share": 0.25, "GRUTrajEncoder.norm": "rms"})
     e = learned(tmp_path, agent_type=Halved, learning_rate=0.5, make_val_env=partial(tiny.tmaze))
-    e.close()
     found = record(e)
     wanted = {
         "learning_rate": 0.5, "run_name": "run", "epochs": 1, "dset_max_size": "inf", "make_train_env": "tiny.tmaze",
@@ -64,7 +63,6 @@ def test_each_start_is_recorded_with_its_surroundings(tmp_path):
     learned(tmp_path, ckpt_interval=1).close()
     config.bind({"Agent.tau": 0.5})
     e = learned(tmp_path, resume="auto", epochs=2, learning_rate=0.25, ckpt_interval=1)
-    e.close()
     found = record(e)
     first, second = found["starts"]
     assert (first["role"], first["epoch"], first["resumed"], first["changed"]) == ("collect and learn", 0, None, {})
@@ -134,9 +132,7 @@ def test_git_that_hangs_or_is_missing_does_not_stop_a_run(tmp_path, monkeypatch,
         (tools / "git").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:/bin" if script else str(tools))
     monkeypatch.setattr("amago.run.record.GIT_SECONDS", 0.3)
-    e = started(tmp_path)
-    e.close()
-    assert record(e)["starts"][0]["git"] is None
+    assert record(started(tmp_path))["starts"][0]["git"] is None
 
 
 def test_tensorboard_has_the_settings_as_hyperparameters(tmp_path):
@@ -165,7 +161,6 @@ def test_keys_and_tokens_of_a_run_are_masked(tmp_path, monkeypatch):
     monkeypatch.setattr("amago.run.metrics.LOGGERS", {"wandb": lambda settings, table: tables.append(table) or Logger()})
     e = experiment(tmp_path, partial(make, api_key="abc-3"), log_to=["wandb"])
     e.start()
-    e.close()
     text = (e.run_dir / "settings.json").read_text()
     assert "abc-" not in text + str(tables)
     assert tables[0]["learning_rate"] == 0.001
