@@ -4,7 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import tiny
-from counting_env import CountingEnv, check_traj
+from counting_env import CountingEnv, check_traj, is_terminated, length_of, reward_of
 from store_helpers import stored
 
 from amago.envs import from_pettingzoo, from_sb3_vec_env
@@ -27,49 +27,43 @@ def test_agents_of_pettingzoo(tmp_path):
     pettingzoo = pytest.importorskip("pettingzoo", reason="needs PettingZoo: make test-envs")
 
     class Party(pettingzoo.ParallelEnv):
-        """Agent i leaves after 3 + i steps; each observes its number and its step, and is paid its action."""
+        """Each agent plays a counting environment by itself, and leaves at its end."""
 
         metadata = {"name": "party"}
         possible_agents = ["ann", "bob"]
 
-        spaces = gym.spaces.Box(0, 99, (2,), np.float32), gym.spaces.Discrete(3)
+        def __init__(self):
+            self.games = {"ann": CountingEnv(0), "bob": CountingEnv(1)}
 
         def observation_space(self, agent):
-            return self.spaces[0]
+            return self.games[agent].observation_space
 
         def action_space(self, agent):
-            return self.spaces[1]
+            return self.games[agent].action_space
 
         def reset(self, seed=None, options=None):
-            self.agents, self.t = list(self.possible_agents), 0
-            return self._observed(), {a: {} for a in self.agents}
-
-        def _observed(self):
-            return {a: np.array([self.possible_agents.index(a), self.t], np.float32) for a in self.agents}
+            self.agents = list(self.possible_agents)
+            return {a: game.reset()[0] for a, game in self.games.items()}, {a: {} for a in self.agents}
 
         def step(self, actions):
             assert list(actions) == self.agents
-            self.t += 1
-            obs = self._observed()
-            over = {a: self.t == 3 + self.possible_agents.index(a) for a in self.agents}
-            rewards, never = {a: float(actions[a]) for a in self.agents}, dict.fromkeys(self.agents, False)
-            self.agents = [a for a in self.agents if not over[a]]
-            return obs, rewards, over, never, {a: {} for a in actions}
+            found = {a: self.games[a].step(actions[a]) for a in self.agents}
+            self.agents = [a for a in self.agents if not (found[a][2] or found[a][3])]
+            return tuple({a: x[i] for a, x in found.items()} for i in range(5))
 
     e = tiny.learned(
-        tmp_path, lambda: from_pettingzoo(Party(), "Party"), env_mode="already_vectorized", parallel_actors=2, train_timesteps_per_epoch=9,
+        tmp_path, lambda: from_pettingzoo(Party(), "Party"), env_mode="already_vectorized", parallel_actors=2, train_timesteps_per_epoch=20,
         val_timesteps_per_epoch=9,
     )  # fmt: skip
     found = stored(e.dataset.buffer_dir)
     e.close()
     assert len(found) >= 4
     for traj in found:
-        agent = int(traj.obs["observation"][0, 0])
-        assert traj.obs["observation"][:, 1].tolist() == ([0, 1, 2, 3, 3] if agent == 0 else [0, 1, 2, 3, 4])
-        assert traj.dones[-1, 0]
-        paid = traj.rews[:, 0].tolist()
-        chosen = traj.actions[:, 0].tolist()
-        assert paid == (chosen[:3] + [0.0] if agent == 0 else chosen)
+        agent, episode = (int(x) for x in traj.obs["count"][0, 1:3])
+        times, left = np.arange(len(traj) + 1), length_of(agent, episode)
+        assert traj.obs["count"][:, 0].tolist() == np.minimum(times, left).tolist()
+        assert traj.rews[:, 0].tolist() == [reward_of(agent, episode, t) if t <= left else 0.0 for t in times[1:]]
+        assert traj.dones[-1, 0] == is_terminated(agent, episode)
 
     class Mixed(Party):
         def action_space(self, agent):
@@ -79,8 +73,9 @@ def test_agents_of_pettingzoo(tmp_path):
         from_pettingzoo(Mixed(), "Mixed")
 
     class Late(Party):
-        def _observed(self):
-            return {a: obs for a, obs in super()._observed().items() if a != "bob"}
+        def reset(self, seed=None, options=None):
+            obs, infos = super().reset()
+            return {"ann": obs["ann"]}, infos
 
     with pytest.raises(ValueError, match="'bob'"):
         from_pettingzoo(Late(), "Late").reset()

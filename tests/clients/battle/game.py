@@ -7,9 +7,9 @@ import amago
 from amago.envs import AMAGO_ENV_LOG_PREFIX
 from amago.utils import amago_warning
 
-ELEMENTS = ("fire", "water", "grass")  # each beats the next one but one
-WORDS = ("<none>", "<player>", "<opponent>", "<fainted>", "guarding", "tired", *ELEMENTS, "<turn>", "one", "two", "three")
-TEXT_LENGTH, NUMBERS, ACTIONS = 8, 5, 5  # attack, guard, heal, send the other, charge
+BEATS = {"fire": "grass", "water": "fire", "grass": "water"}
+WORDS = ("<none>", "<player>", "<opponent>", "<fainted>", "guarding", "tired", *BEATS, "<turn>", "one", "two", "three")
+TEXT_LENGTH, NUMBERS, ACTIONS = 8, 4, 3  # attack, guard, heal
 
 
 def tokenize(words):
@@ -20,8 +20,6 @@ def tokenize(words):
 class Duel(gym.Env):
     """The text is a string until it is tokenized below; the state says which actions are legal."""
 
-    metadata = {"render_modes": ["ansi"]}
-
     def __init__(self, battle_format="gen1", turn_limit=12, opponents=("random", "brave")):
         self.observation_space = gym.spaces.Dict(
             {
@@ -31,58 +29,38 @@ class Duel(gym.Env):
         )
         self.action_space = gym.spaces.Discrete(ACTIONS)
         self.battle_format, self.turn_limit, self.opponents = battle_format, turn_limit, opponents
-        self.breaks = 0
         self.rng = np.random.default_rng(0)
 
-    def take_long_break(self):
-        self.breaks += 1
-        return self.breaks
-
     def _observe(self):
-        mine, theirs = self.team[0], self.foe
-        words = f"<player> {mine[0]} <opponent> {theirs[0]} <turn> {('one', 'two', 'many')[min(self.turn, 2)]}"
-        numbers = [mine[1], self.team[1][1], theirs[1], self.heals, self.turn / self.turn_limit]
+        words = f"<player> {self.mine} <opponent> {self.theirs} <turn> {('one', 'two', 'many')[min(self.turn, 2)]}"
+        numbers = [*self.health, self.heals, self.turn / self.turn_limit]
         return {"text_tokens": tokenize(words), "numbers": np.array(numbers, dtype=np.float32)}
 
     def legal(self):
-        can_send = self.team[1][1] > 0
-        return [0, 1, 4] + ([2] if self.heals and self.team[0][1] < 1 else []) + ([3] if can_send else [])
+        return [0, 1] + [2] * (self.heals > 0 and self.health[0] < 1)
 
     def reset(self, seed=None, options=None):
         if seed is not None:
             self.rng = np.random.default_rng(seed)
-        self.team = [[e, 1.0] for e in self.rng.choice(ELEMENTS, 2)]
-        self.foe = [str(self.rng.choice(ELEMENTS)), 1.0]
+        self.mine, self.theirs = (str(element) for element in self.rng.choice(list(BEATS), 2))
         self.opponent = str(self.rng.choice(self.opponents))
-        self.turn, self.heals, self.charge = 0, 2, 1.0
+        self.health, self.turn, self.heals = [1.0, 1.0], 0, 2
         return self._observe(), {"legal_actions": self.legal()}
 
     def step(self, action):
         assert isinstance(action, int), f"the game takes a number, got {type(action)}"
-        legal = self.legal()
-        valid = action in legal
-        action, self.turn = action if valid else 0, self.turn + 1
-        beats = {"fire": "grass", "water": "fire", "grass": "water"}
-        before = self.foe[1]
+        valid = action in self.legal()
+        action, self.turn, before = action if valid else 0, self.turn + 1, self.health[1]
         if action == 0:
-            self.foe[1] -= (0.4 if beats[self.team[0][0]] == self.foe[0] else 0.2) * self.charge
-            self.charge = 1.0
+            self.health[1] -= 0.4 if BEATS[self.mine] == self.theirs else 0.2
         elif action == 2:
-            self.team[0][1], self.heals = min(1.0, self.team[0][1] + 0.5), self.heals - 1
-        elif action == 3:
-            self.team.reverse()
-        elif action == 4:
-            self.charge = 2.0
+            self.health[0], self.heals = min(1.0, self.health[0] + 0.5), self.heals - 1
         hit = 0.3 if self.opponent == "brave" or self.rng.random() < 0.5 else 0.0
-        self.team[0][1] -= hit / 2 if action == 1 else hit
-        if self.team[0][1] <= 0 < self.team[1][1]:
-            self.team.reverse()
-        won, lost = self.foe[1] <= 0, self.team[0][1] <= 0
-        reward = before - max(self.foe[1], 0.0) + (1.0 if won else -1.0 if lost else 0.0)
+        self.health[0] -= hit / 2 if action == 1 else hit
+        lost, won = (health <= 0 for health in self.health)
+        reward = before - max(self.health[1], 0.0) + (1.0 if won else -1.0 if lost else 0.0)
         over, late = won or lost, self.turn >= self.turn_limit
-        info = {"legal_actions": self.legal(), "valid": valid}
-        if over or late:
-            info["won"] = won
+        info = {"legal_actions": self.legal(), "valid": valid} | ({"won": won} if over or late else {})
         return self._observe(), reward, over, late and not over, info
 
 
