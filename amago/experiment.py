@@ -340,8 +340,6 @@ class Experiment(ExperimentSettings):
         with self.console.phase(TRAIN, count, "batch") as phase, joint_batch(self.group.count):
             for batch in self.batches.take(count):
                 self.moments.call("before_update", self)
-                if self.signals:  # it has waited
-                    break
                 log_step = bool(self.log_interval) and self.position.trained % self.log_interval == 0
                 self.run_log.add(self.train_step(batch, log_step))
                 self.position.trained += 1

@@ -60,7 +60,7 @@ class Callback:
         an epoch that a resume continues. It may wait, by ``experiment.signals.wait(seconds)``, which a signal ends."""
 
     def before_update(self, experiment: Any) -> None:
-        """A batch is about to be trained on. It may wait, as `before_epoch`."""
+        """A batch is about to be trained on. It may wait, as `before_epoch`; after a signal, the run stops with this update."""
 
     def on_step(self, experiment: Any, steps: int, phase: str) -> bool | None:
         """The actors of this process have taken a step, of so many environment steps in all. It may wait, as `before_epoch`, and returns True

@@ -175,7 +175,7 @@ def test_a_run_that_is_stopped_in_the_middle_of_an_epoch_goes_on_with_the_same_p
     recorded_tmaze(tmp_path)
 
     class Stop(amago.Callback):
-        def before_update(self, experiment):
+        def before_update(self, experiment):  # its batch is drawn already, and must not be lost
             if experiment.grad_update_counter == 3:
                 signal.raise_signal(signal.SIGINT)
 
