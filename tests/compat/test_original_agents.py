@@ -3,12 +3,12 @@
 import copy
 import itertools
 
-import gymnasium as gym
-import numpy as np
 import pytest
 import tiny
 import torch
 import torch.nn.functional as F
+from agent.test_agent import SPACES, make_batch
+from agent.test_agent import build as agent_of
 from torch import nn
 from torch.distributions import Categorical, Independent, Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
@@ -16,52 +16,30 @@ from torch.distributions.transforms import TanhTransform
 import amago
 from amago import config
 from amago.agent import Agent, BaseAgent, MultiTaskAgent
-from amago.loading import Batch
 from amago.nets.actor_critic import Actor, BaseCriticHead, NCritics, NCriticsTwoHot
 from amago.nets.policy_dists import PolicyOutput
 from amago.nets.traj_encoders import GRUTrajEncoder
-from amago.nets.tstep_encoders import FFTstepEncoder
-from amago.spaces import action_spec
 
-OBS = gym.spaces.Dict({"observation": gym.spaces.Box(-9, 9, (4,)), "text": gym.spaces.Box(-9, 9, (2,))})
-SPACES = {"discrete": gym.spaces.Discrete(3), "continuous": gym.spaces.Box(-1, 1, (2,)), "bits": gym.spaces.MultiBinary(5)}
-WIDTHS = {"discrete": 3, "continuous": 2, "bits": 5}
 B, L, G, C = 3, 6, 7, 4  # L transitions
-PAD = 4.0
 BOTH = pytest.mark.parametrize("agent_type", [Agent, MultiTaskAgent])
-KINDS = pytest.mark.parametrize("kind", SPACES)
 
 
-def build(kind="discrete", agent_type=Agent, traj=GRUTrajEncoder, **options):
-    config.bind(tiny.NETWORKS | tiny.TWO_HOT)
+def build(kind="discrete", agent_type=Agent, **options):
     torch.manual_seed(0)
-    return agent_type(
-        obs_space=OBS, rl2_space=gym.spaces.Box(-np.inf, np.inf, (1 + WIDTHS[kind],)), action_space=SPACES[kind], max_seq_len=8,
-        tstep_encoder_type=FFTstepEncoder, traj_encoder_type=traj, **options,
-    )  # fmt: skip
+    return agent_of(kind, GRUTrajEncoder, agent_type, **options)
 
 
 def padded_batch(kind="discrete"):
     """Lengths 6, 4 and 1, padded with 4.0."""
-    g = torch.Generator().manual_seed(1)
-    space, spec = SPACES[kind], action_spec(SPACES[kind])
-    space.seed(1)
-    actions = torch.from_numpy(np.stack([[spec.to_vector(spec.from_env(space.sample())) for _ in range(L)] for _ in range(B)]))
-    mask = torch.arange(L + 1)[None, :, None] <= torch.tensor([6, 4, 1])[:, None, None]
-    batch = Batch(
-        obs={"observation": torch.randn(B, L + 1, 4, generator=g), "text": torch.randn(B, L + 1, 2, generator=g)},
-        rl2s=torch.randn(B, L + 1, 1 + WIDTHS[kind], generator=g), rews=torch.randn(B, L, 1, generator=g),
-        dones=torch.rand(B, L, 1, generator=g) < 0.2, actions=actions,
-        time_idxs=torch.arange(L + 1)[None, :, None].repeat(B, 1, 1), mask=mask,
-    )  # fmt: skip
-    batch.rl2s[~mask.expand_as(batch.rl2s)] = PAD
+    batch = make_batch(kind)
+    batch.rl2s[~batch.mask.expand_as(batch.rl2s)] = 4.0
     return batch
 
 
 def test_observations_that_an_actor_would_ignore_are_told():
-    with pytest.warns(UserWarning, match=r"pass_obs_keys_to_actor=\['text'\], but Actor ignores observations"):
-        agent = build(pass_obs_keys_to_actor=["text"])
-    assert agent.pass_obs_keys_to_actor == ["text"]
+    with pytest.warns(UserWarning, match=r"pass_obs_keys_to_actor=\['mask'\], but Actor ignores observations"):
+        agent = build(pass_obs_keys_to_actor=["mask"])
+    assert agent.pass_obs_keys_to_actor == ["mask"]
 
 
 class Masks(Agent):
@@ -128,7 +106,7 @@ def test_an_agent_is_copied_after_a_loss():
 
 def test_maximized_critics_are_the_critics_without_a_gradient_to_them():
     agent, state = build("continuous"), torch.randn(2, 5, 16)
-    action = torch.rand(1, 2, 5, G, 2).requires_grad_()
+    action = torch.rand(1, 2, 5, G, 3).requires_grad_()
     q = agent.maximized_critics(state, action)
     torch.testing.assert_close(q, agent.critics(state, action))
     q.sum().backward()
@@ -146,7 +124,7 @@ def test_maximized_critics_are_the_critics_without_a_gradient_to_them():
 
 
 @BOTH
-@KINDS
+@pytest.mark.parametrize("kind", SPACES)
 def test_actions_with_a_dimension_of_timesteps(agent_type, kind):
     agent, batch = build(kind, agent_type=agent_type).eval(), padded_batch(kind)
     memory, theirs = (agent.init_hidden_state(B, "cpu") for _ in range(2))
@@ -155,7 +133,7 @@ def test_actions_with_a_dimension_of_timesteps(agent_type, kind):
         rl2s, times = batch.rl2s[:, t : t + 1], batch.time_idxs[:, t : t + 1]
         actions, theirs = agent.get_actions(obs=obs, rl2s=rl2s, time_idxs=times, hidden_state=theirs, sample=False)
         flat, memory = agent.get_actions({k: v[:, 0] for k, v in obs.items()}, rl2s[:, 0], times[:, 0], memory, sample=False)
-        assert actions.shape == (B, 1, 1 if kind == "discrete" else WIDTHS[kind])
+        assert actions.shape == (B, 1, {"discrete": 1, "continuous": 3, "multibinary": 5}[kind])
         assert actions.dtype == (torch.float32 if kind == "continuous" else torch.uint8)
         torch.testing.assert_close(actions[:, 0].to(flat.dtype), flat)
     with pytest.raises(ValueError, match=r"takes one timestep, rl2s \(N, 1 \+ A\) or \(N, 1, 1 \+ A\), got \(3, 2,"):
@@ -310,7 +288,7 @@ def test_critics_of_clients_are_not_trained_by_the_policys_gradient(agent_type, 
     )
     assert all(g.isfinite().all() for g in torch.autograd.grad(critic_loss, list(agent.critics.parameters())))
     if critic_type is Doubling:
-        state, action = torch.randn(2, 3, 16), torch.rand(1, 2, 3, 7, 2)
+        state, action = torch.randn(2, 3, 16), torch.rand(1, 2, 3, G, 3)
         torch.testing.assert_close(
             agent.critics(state, action), 2 * NCritics.critic_network_forward(agent.critics, state, action)
         )
