@@ -39,13 +39,9 @@ ENVS = [
 
 @pytest.mark.filterwarnings("ignore:.*:UserWarning")  # about a Box of actions
 @pytest.mark.parametrize(("cls", "arguments"), ENVS)
-def test_gymnasium_accepts_it(cls, arguments):
-    name = f"{cls.__name__}Check-v0"
-    gym.register(name, entry_point=cls, kwargs=arguments, disable_env_checker=True, order_enforce=False)
-    try:
-        check_env(gym.make(name).unwrapped)
-    finally:
-        del gym.registry[name]
+def test_gymnasium_accepts_it(cls, arguments, registered):
+    registered("Check-v0", cls, kwargs=arguments, disable_env_checker=True, order_enforce=False)
+    check_env(gym.make("Check-v0").unwrapped)
 
 
 def rollout(env, seed, steps=300):

@@ -130,11 +130,8 @@ def test_the_command_ends_within_one_screen(tmp_path):
     assert len(outcome.text.splitlines()) < 32
 
 
-def test_a_command_that_trained_on_nothing_fails(tmp_path, capsys):
-    gym.register("Endless-v0", lambda **_: Mistaken(length=10**9))
+def test_a_command_that_trained_on_nothing_fails(tmp_path, capsys, registered):
+    registered("Endless-v0", lambda **_: Mistaken(length=10**9))
     few = "--epochs 1 --timesteps-per-epoch 5 --no-async --quiet --val-interval 2 --horizon 9"
-    try:
-        assert main(["train", "Endless-v0", "--run-name", "demo", "--buffer-dir", str(tmp_path), *few.split()]) == 1
-    finally:
-        gym.registry.pop("Endless-v0")
+    assert main(["train", "Endless-v0", "--run-name", "demo", "--buffer-dir", str(tmp_path), *few.split()]) == 1
     assert "has trained on nothing" in capsys.readouterr().err
