@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from messages import check_refused, naming, refused
+from replays import check_equal
 
 from amago import config
 from amago.data.trajectory import FrozenTraj, rl2
@@ -79,16 +80,6 @@ def play(env, actions, goals_from=None):
 
 def copy(traj):
     return traj.to_stored(action_spec(gym.spaces.Discrete(5))).slice(0, len(traj)).derive(action_spec(gym.spaces.Discrete(5)))
-
-
-def check_equal(a, b):
-    assert a.obs.keys() == b.obs.keys()
-    for key in a.obs:
-        np.testing.assert_array_equal(a.obs[key], b.obs[key], err_msg=key)
-    for name in ("rl2s", "time_idxs", "rews", "dones", "actions"):
-        x, y = getattr(a, name), getattr(b, name)
-        assert (x.shape, x.dtype) == (y.shape, y.dtype), name
-        np.testing.assert_array_equal(x, y, err_msg=name)
 
 
 CELLS = st.tuples(st.integers(0, 3), st.integers(0, 3))

@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from replays import check_equal, played
 from run_inside import run_example
 from tiny import rows
 
@@ -22,9 +23,7 @@ from amago.envs.builtin.crafter import (
     goal_tokens,
 )
 from amago.envs.statistics import AMAGO_ENV_LOG_PREFIX
-from amago.hindsight import TrajectoryBuilder
 from amago.relabeling import completion_times
-from amago.spaces import action_spec
 
 crafter = pytest.importorskip("crafter", reason="Crafter is not installed: pip install 'amago[crafter]'")
 
@@ -183,15 +182,7 @@ def test_ends() -> None:
 
 
 def recorded(env: CrafterInstructions, seed: int, actions: np.ndarray) -> FrozenTraj:
-    """A rollout with these actions, as it is kept."""
-    obs, _ = env.reset(seed=seed)
-    traj = TrajectoryBuilder(action_spec(env.action_space), "crafter").start(obs)
-    for action in actions:
-        obs, reward, over, _, _ = env.step(action)
-        traj.add(int(action), reward, over, obs)
-        if over:
-            break
-    return traj.freeze()
+    return played(env, env.reset(seed=seed)[0], actions)
 
 
 @pytest.mark.parametrize("strategy", ["some", "all"])
@@ -209,12 +200,7 @@ def test_relabelled_rollouts_are_what_crafter_would_have_given(strategy: str) ->
             continue
         changed += 1
         twin = recorded(CrafterInstructions(goals=goals, max_goals=4, time_limit=90), seed, actions)
-        assert len(twin) == len(new)
-        for key in ("observation", "status", "goals", "achieved"):
-            np.testing.assert_array_equal(new.obs[key], twin.obs[key], err_msg=key)
-        np.testing.assert_array_equal(new.rews, twin.rews)
-        np.testing.assert_array_equal(new.rl2s, twin.rl2s)
-        np.testing.assert_array_equal(new.dones, twin.dones)
+        check_equal(new, twin)
         reached += int(new.rews.sum())
         if strategy == "all":
             assert new.rews.sum() == len(goals)

@@ -5,15 +5,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from replays import check_equal, played
 from shortest_ways import shortest_way
 
 from amago.data.trajectory import FrozenTraj
 from amago.envs.builtin import MazeRunner
 from amago.envs.builtin.mazerunner import depths, random_maze
 from amago.envs.statistics import AMAGO_ENV_LOG_PREFIX
-from amago.hindsight import TrajectoryBuilder
 from amago.relabeling import GoalSequenceRelabeler
-from amago.spaces import action_spec
 
 Cell = tuple[int, int]
 MOVES = [(-1, 0), (0, -1), (1, 0), (0, 1), (0, 0)]
@@ -151,13 +150,7 @@ def record(env: MazeRunner, seed: int, actions: list[int], goals: list[Cell] | N
     if goals is not None:
         ask_for(env, goals)
         obs = env._observe()
-    traj = TrajectoryBuilder(action_spec(env.action_space), "maze").start(obs)
-    for action in actions:
-        obs, reward, terminated, _, _ = env.step(action)
-        traj.add(action, reward, terminated, obs)
-        if terminated:
-            break
-    return traj.freeze()
+    return played(env, obs, actions)
 
 
 @settings(max_examples=150, deadline=None)
@@ -175,11 +168,7 @@ def test_a_relabelled_rollout_is_what_the_maze_would_have_given(
     new = GoalSequenceRelabeler(strategy)(record(env, seed, actions), rng)
     rows = np.rint(new.obs["goals"][0, low + more - k :] * 7).astype(int).tolist()
     replayed = record(env, seed, actions, [(x, y) for x, y in rows])
-    assert new.obs.keys() == replayed.obs.keys()
-    for key in new.obs:
-        np.testing.assert_array_equal(new.obs[key], replayed.obs[key], err_msg=key)
-    for name in ("rl2s", "time_idxs", "rews", "dones", "actions"):
-        np.testing.assert_array_equal(getattr(new, name), getattr(replayed, name), err_msg=name)
+    check_equal(new, replayed)
     if strategy == "none":
         np.testing.assert_array_equal(new.obs["goals"], traj.obs["goals"])
     if strategy == "all":
