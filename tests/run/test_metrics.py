@@ -16,6 +16,7 @@ import pytest
 import tiny
 import torch
 from messages import naming
+from runs_on_disk import row
 from tiny import EPISODE, learned, rows
 
 from amago.run.metrics import RunLog
@@ -199,11 +200,6 @@ CURVES = {"memory": [(0, 0.1), (10_000, 0.5), (20_000, 0.9)], "none": [(20_000, 
 BY_ATTEMPT = {"memory": [0.2, 0.6, 0.9], "none": [0.2, 0.2, 0.21]}
 
 
-def row(epoch: int, **values: float) -> dict[str, Any]:
-    axes = {"epoch": epoch, "env_steps": 100 * epoch, "grad_steps": 10 * epoch, "wall_time": 1.5 * epoch}
-    return axes | {"section": "val", "values": values}
-
-
 def write(run_dir: Path, rows: list[dict[str, Any]]) -> bytes:
     blob = b"".join(json.dumps(r, ensure_ascii=False).encode() + b"\n" for r in rows)
     (run_dir / "metrics.jsonl").write_bytes(blob)
@@ -211,7 +207,7 @@ def write(run_dir: Path, rows: list[dict[str, Any]]) -> bytes:
 
 
 def test_cut_anywhere_the_whole_rows_before_remain(tmp_path: Path) -> None:
-    rows = [row(i, Größe=float(i)) for i in range(3)]
+    rows = [row("val", {"Größe": float(i)}, i) for i in range(3)]
     blob = write(tmp_path, rows)
     assert read_metrics(str(tmp_path)) == rows
     ends = [i for i, byte in enumerate(blob) if byte == ord("\n")]
@@ -221,11 +217,11 @@ def test_cut_anywhere_the_whole_rows_before_remain(tmp_path: Path) -> None:
         assert read_metrics(tmp_path) == rows[:whole], cut
 
 
-@pytest.mark.parametrize("line", [{"epoch": 1}, [1], row(0) | {"values": [1.0]}])
+@pytest.mark.parametrize("line", [{"epoch": 1}, [1], row("val", [1.0])])
 def test_what_is_no_metrics_file_is_refused(tmp_path: Path, line: Any) -> None:
     with pytest.raises(FileNotFoundError):
         read_metrics(tmp_path / "absent")
-    write(tmp_path, [row(0), line])
+    write(tmp_path, [row("val", {}), line])
     with pytest.raises(ValueError, match=naming("metrics.jsonl:2", "values")):
         read_metrics(tmp_path)
 
