@@ -18,7 +18,7 @@ import textwrap
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -54,10 +54,11 @@ def seeds(name: str, n: int) -> list[int]:
     return [int(s) for s in rng(name).integers(2**31, size=n)]
 
 
-def report(name: str, done: int, wanted: int) -> None:
-    """Print "50 of 50 NAME" and fail unless the two are equal."""
-    print(f"\n{done} of {wanted} {name} (seed {seed()})", flush=True)
-    assert done == wanted, f"{done} of {wanted} {name}; AMAGO_FAULTS_SEED={seed()} repeats it"
+def report(name: str, done: int, wanted: int | None = None) -> None:
+    """Print "50 NAME"; or, with ``wanted``, "50 of 50 NAME", and fail unless the two are equal."""
+    found = f"{done} {name}" if wanted is None else f"{done} of {wanted} {name}"
+    print(f"\n{found} (seed {seed()})", flush=True)
+    assert wanted in (None, done), f"{found}; AMAGO_FAULTS_SEED={seed()} repeats it"
 
 
 def say(text: str) -> None:
@@ -65,22 +66,36 @@ def say(text: str) -> None:
     print(f"    {text}", flush=True)
 
 
-def processes(root: int | None = None, zombies: bool = False) -> set[int]:
-    """Living descendants of a process (default: this one) without multiprocessing's helpers; with ``zombies``, zombies too."""
-    top = os.getpid() if root is None else root
-    parents: dict[int, int] = {}
-    names: dict[int, str] = {}
+def _parents(zombies: bool = False) -> dict[int, int]:
+    """{process id: that of its parent} of all processes. The lists of children that Linux has may miss some while others end."""
+    found: dict[int, int] = {}
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         with contextlib.suppress(OSError):
             state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
             if state != "Z" or zombies:
-                parents[pid], names[pid] = int(parent), Path(f"/proc/{pid}/cmdline").read_text()
+                found[pid] = int(parent)
+    return found
+
+
+def children_of(pid: int) -> list[int]:
+    return [child for child, parent in _parents().items() if parent == pid]
+
+
+def _is_a_helper(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return any(own in Path(f"/proc/{pid}/cmdline").read_text() for own in _OWN)
+    return False
+
+
+def processes(root: int | None = None, zombies: bool = False) -> set[int]:
+    """Living descendants of a process (default: this one) without multiprocessing's helpers; with ``zombies``, zombies too."""
+    top, parents = os.getpid() if root is None else root, _parents(zombies)
     found: set[int] = set()
     edge = {top}
     while edge:
         edge = {pid for pid, parent in parents.items() if parent in edge and pid not in found}
         found |= edge
-    return {pid for pid in found if not (parents[pid] == top and any(own in names[pid] for own in _OWN))}
+    return {pid for pid in found if not (parents[pid] == top and _is_a_helper(pid))}
 
 
 def forkserver() -> int | None:
@@ -175,6 +190,19 @@ def alive(pid: int) -> bool:
     return False
 
 
+def wait_until(condition: Callable[[], object], seconds: float = 250.0) -> None:
+    """Wait for a condition, and fail if it takes too long."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{condition} did not become true"
+        time.sleep(0.01)
+
+
+def assert_gone(pids: Iterable[int], seconds: float = 250.0) -> None:
+    """Wait until no process of these is left."""
+    wait_until(lambda: not any(map(alive, pids)), seconds)
+
+
 def kill_group(pid: int, signum: int = signal.SIGKILL) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signum)
@@ -254,47 +282,27 @@ def later(seconds: float, action: Callable[[], Any]) -> Iterator[None]:
         timer.join()
 
 
-@contextlib.contextmanager
-def busy_threads(n: int) -> Iterator[None]:
-    """Run the block beside ``n`` threads that compute, allocate and take locks without a pause."""
-    stop, lock = threading.Event(), threading.Lock()
-
-    def churn() -> None:
-        while not stop.is_set():
-            with lock:
-                bytes(1000)
-            sum(range(200))
-
-    threads = [threading.Thread(target=churn, daemon=True) for _ in range(n)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-
-
 def environment() -> dict[str, str]:
     """Variables for another process that imports amago and the tests' helpers."""
     paths = [str(_TESTS / "faults"), str(_TESTS), str(_TESTS.parent), *filter(None, sys.path)]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "AMAGO_FAULTS_SEED": str(seed())}
 
 
-def program(folder: Path, text: str, *arguments: object) -> subprocess.Popen[str]:
-    """Start a script of this text in its own process group, with output and errors in one pipe.
+def start(command: list[str], **options: Any) -> subprocess.Popen[str]:
+    """Start a command in its own process group, with its output in a pipe.
 
     The caller waits for it (`communicate`); the rest of its group is killed at the end of the test.
     """
+    options = {"stdout": subprocess.PIPE, "text": True, "env": environment(), "start_new_session": True, **options}
+    _programs.append(subprocess.Popen(command, **options))
+    return _programs[-1]
+
+
+def program(folder: Path, text: str, *arguments: object) -> subprocess.Popen[str]:
+    """`start` a script of this text, with output and errors in one pipe."""
     path = folder / "program.py"
     path.write_text(textwrap.dedent(text))
-    started = subprocess.Popen(
-        [sys.executable, str(path), *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env=environment(), cwd=folder, start_new_session=True,
-    )  # fmt: skip
-    _programs.append(started)
-    return started
+    return start([sys.executable, str(path), *map(str, arguments)], stderr=subprocess.STDOUT, cwd=folder)
 
 
 def end_programs() -> None:
@@ -303,5 +311,6 @@ def end_programs() -> None:
         started = _programs.pop()
         kill_group(started.pid)
         started.wait()
-        if started.stdout is not None:
-            started.stdout.close()
+        for pipe in (started.stdin, started.stdout):
+            if pipe is not None:
+                pipe.close()

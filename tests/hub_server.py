@@ -1,4 +1,4 @@
-"""A stand-in for the Hugging Face Hub over HTTP on 127.0.0.1: repositories of models in memory, small files and large ones (LFS)."""
+"""A stand-in for the Hugging Face Hub over HTTP on 127.0.0.1: repositories in memory, whose files are all small (none by LFS)."""
 
 import base64
 import hashlib
@@ -21,9 +21,7 @@ class Hub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.repositories: dict[str, dict[str, bytes]] = {}
         self.private: set[str] = set()
-        self.blobs: dict[str, bytes] = {}
         self.requests: list[tuple[str, str]] = []
-        self.agents: set[str] = set()
 
     @property
     def url(self) -> str:
@@ -58,12 +56,11 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer()
 
-    do_HEAD = do_POST = do_PUT = do_GET
+    do_HEAD = do_POST = do_GET
 
     def _answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
         self.server.requests.append((self.command, path))
-        self.server.agents.add(self.headers.get("User-Agent", ""))
         body = self._body()
         for pattern, handle in _ROUTES.items():
             found = re.fullmatch(pattern, path)
@@ -129,46 +126,15 @@ class _Handler(BaseHTTPRequestHandler):
             self._json([{"type": "file", "path": f, "size": len(c), "oid": hashlib.sha1(c).hexdigest()} for f, c in files])
 
     def validate(self, body: bytes) -> None:
-        import yaml
-
-        header = json.loads(body)["content"].split("---\n")[1]
-        try:
-            known = yaml.safe_load(header)
-            errors = [] if isinstance(known, dict) else [{"message": "the header is no mapping"}]
-        except yaml.YAMLError as err:
-            errors = [{"message": str(err)}]
-        self._json({"errors": errors, "warnings": []}, 400 if errors else 200)
+        self._json({"errors": [], "warnings": []})
 
     def preupload(self, body: bytes, name: str) -> None:
         if self._may(name, write=True):
-            large = (".safetensors", ".mp4", ".gif")
             modes = [
-                {
-                    "path": f["path"],
-                    "uploadMode": "lfs" if f["path"].endswith(large) else "regular",
-                    "shouldIgnore": False,
-                    "oid": None,
-                }
+                {"path": f["path"], "uploadMode": "regular", "shouldIgnore": False, "oid": None}
                 for f in json.loads(body)["files"]
             ]
             self._json({"files": modes})
-
-    def lfs(self, body: bytes, name: str) -> None:
-        if self._may(name, write=True):
-            objects = [
-                {
-                    "oid": o["oid"],
-                    "size": o["size"],
-                    "actions": {"upload": {"href": f"{self.server.url}/blob/{o['oid']}", "header": {}}},
-                }
-                for o in json.loads(body)["objects"]
-            ]
-            self._json({"transfer": "basic", "objects": objects})
-
-    def put(self, body: bytes, oid: str) -> None:
-        assert hashlib.sha256(body).hexdigest() == oid
-        self.server.blobs[oid] = body
-        self._send(b"")
 
     def commit(self, body: bytes, name: str) -> None:
         if not self._may(name, write=True):
@@ -179,8 +145,6 @@ class _Handler(BaseHTTPRequestHandler):
             value = entry["value"]
             if entry["key"] == "file":
                 files[value["path"]] = base64.b64decode(value["content"])
-            elif entry["key"] == "lfsFile":
-                files[value["path"]] = self.server.blobs[value["oid"]]
             elif entry["key"] == "deletedFile":
                 del files[value["path"]]
         oid = self.server.state(name)
@@ -204,7 +168,5 @@ _ROUTES: dict[str, Any] = {
     f"/api/(?:models|datasets)/{_NAME}/tree/.+": _Handler.tree,
     f"/api/(?:models|datasets)/{_NAME}/preupload/.+": _Handler.preupload,
     f"/api/(?:models|datasets)/{_NAME}/commit/.+": _Handler.commit,
-    rf"/{_NAME}\.git/info/lfs/objects/batch": _Handler.lfs,
-    r"/blob/([0-9a-f]+)": _Handler.put,
     rf"/{_NAME}/resolve/([^/]+)/(.+)": _Handler.resolve,
 }

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import tiny
+from fault_helpers import assert_gone
 
 PROGRAM = Path(__file__).with_name("rank_programs.py")
 PATIENCE = 600.0
@@ -63,9 +64,7 @@ class Launched:
         """
         began, pids = time.monotonic(), self.pids
         self.process.wait(PATIENCE)
-        while any(Path(f"/proc/{pid}").exists() for pid in pids):
-            assert time.monotonic() - began < PATIENCE, f"a rank lives on: {self.output.read_text()}"
-            time.sleep(0.05)
+        assert_gone(pids, PATIENCE)
         return time.monotonic() - began
 
     def close(self) -> None:

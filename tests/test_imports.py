@@ -1,4 +1,4 @@
-"""Who may import whom, what an import costs and changes, and how long a function may be."""
+"""Who may import whom, and what an import costs and changes."""
 
 import ast
 import json
@@ -34,7 +34,6 @@ FORBIDDEN = {
     "envs": {"nets", "loading", "agent", "ops"}, "agent": {"store", "loading", "envs"},
 }  # fmt: skip
 
-MOST_LINES = 60  # of a function, without its docstring
 # what a run may set, and an import may not
 PROCESS = """
 import ctypes, faulthandler, gc, json, locale, logging, multiprocessing, os, random, signal, sys, threading, warnings
@@ -167,33 +166,6 @@ def test_the_package_is_found_beside_a_folder_of_its_name(tmp_path):
     code = "from amago import __version__"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True)
-
-
-def functions() -> dict[str, int]:
-    """Lines of each function of the library, without its docstring."""
-    found = {}
-
-    def visit(node: ast.AST, within: str) -> None:
-        for child in ast.iter_child_nodes(node):
-            name = within
-            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-                name = f"{within}{'' if within.endswith(' ') else '.'}{child.name}"
-            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                first = child.body[0]
-                documented = ast.get_docstring(child) is not None
-                docstring = first.end_lineno - first.lineno + 1 if documented else 0
-                found[name] = child.end_lineno - child.lineno + 1 - docstring
-            visit(child, name)
-
-    for path in ROOT.rglob("*.py"):
-        visit(ast.parse(path.read_text()), f"{path.relative_to(ROOT.parent)}: ")
-    return found
-
-
-def test_functions_are_short():
-    lines = functions()
-    assert len(lines) > 1000
-    assert {name: n for name, n in lines.items() if n > MOST_LINES} == {}
 
 
 def test_optional_packages_are_imported_at_use():

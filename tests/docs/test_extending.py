@@ -1,6 +1,5 @@
 """Every program of docs/extending.md runs, and its experiment really has the part that the program brought."""
 
-import re
 import sys
 import types
 from argparse import ArgumentParser
@@ -16,6 +15,7 @@ import tiny
 import torch
 from bad_input_cases import endless
 from run_inside import program
+from test_docs import SECTIONS
 
 import amago
 import amago.nets.actor_critic
@@ -25,24 +25,9 @@ from amago import cli_utils
 from amago.cli_utils import parts
 from amago.run.plots import read_metrics
 
-PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
-
-
-def programs() -> tuple[dict[str, str], dict[str, str]]:
-    """Files by name, and programs by section."""
-    files, found = {}, {}
-    for title, body in re.findall(r"(?:^## (.+)$|\A)([\s\S]*?)(?=^## |\Z)", PAGE.read_text("utf-8"), flags=re.MULTILINE):
-        for block in re.findall(r"^```python\n([\s\S]*?)^```$", body, flags=re.MULTILINE):
-            name = re.match(r"# (\w+\.py)\n", block)
-            if name:
-                files[name.group(1)] = block
-            else:
-                assert title not in found, f"{title}: one program a section"
-                found[title] = block
-    return files, found
-
-
-FILES, PROGRAMS = programs()
+BLOCKS = [(s.title, b) for s in SECTIONS if s.page.name == "extending.md" for b in s.blocks if b.language == "python"]
+FILES = {block.file_name: block.text for _, block in BLOCKS if block.file_name}
+PROGRAMS = {title: block.text for title, block in BLOCKS if not block.file_name}
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +52,7 @@ def run(title: str, cwd: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any
     main = types.ModuleType("__main__")
     with program(cwd, ["program.py"], tiny.SMALL):
         monkeypatch.setitem(sys.modules, "__main__", main)
-        exec(compile(PROGRAMS[title], f"{PAGE.name}: {title}", "exec"), vars(main))
+        exec(compile(PROGRAMS[title], title, "exec"), vars(main))
     return vars(main)
 
 
@@ -167,6 +152,7 @@ MORE: dict[str, Callable[[dict[str, Any], Any], bool]] = {
 
 def test_every_section_is_tested() -> None:
     assert set(PROGRAMS) == {*EXPECTED, "Callbacks", "Checks", "Exploration", "Extra fields"}
+    assert len(BLOCKS) == len(PROGRAMS) + 1, "one program a section"
     assert set(FILES) == {"try_out.py"}
 
 
@@ -223,7 +209,7 @@ def test_the_exploration_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_the_program_of_checks_names_its_faults(tmp_path: Path) -> None:
     with program(tmp_path, ["program.py"]) as text:
-        exec(compile(PROGRAMS["Checks"], f"{PAGE.name}: Checks", "exec"), {"__name__": "__main__"})
+        exec(compile(PROGRAMS["Checks"], "Checks", "exec"), {"__name__": "__main__"})
     lines = text.getvalue().splitlines()
     assert len(lines) == 2
     assert "truncated" in lines[0] + lines[1]

@@ -61,24 +61,6 @@ class Wordy(CountingEnv):
         return "x" * 2**20
 
 
-class Wide(gym.Env[Any, Any]):
-    """Observations of ``size`` bytes; resets and steps are counted in a file."""
-
-    action_space = gym.spaces.Discrete(2)
-
-    def __init__(self, size: int, path: str):
-        self.observation_space = gym.spaces.Box(0, 255, (size,), np.uint8)
-        self.path = path
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        tally(self.path)
-        return np.zeros(self.observation_space.shape, np.uint8), {}
-
-    def step(self, action: Any) -> Any:
-        tally(self.path)
-        return np.ones(self.observation_space.shape, np.uint8), 0.0, False, False, {}
-
-
 class Followed:
     """Follows each actor of a pool of `CountingEnv` from step to step, and counts replacements.
 

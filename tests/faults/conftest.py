@@ -2,6 +2,7 @@ import pathlib
 
 import fault_helpers
 import pytest
+from launching import launch  # noqa: F401
 
 _LONGEST = 3600.0
 

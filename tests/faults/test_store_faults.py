@@ -41,22 +41,9 @@ def fast_sync(monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
-_started = []
-
-
-@pytest.fixture(autouse=True)
-def _scripts_end_with_their_test():
-    yield
-    while _started:
-        _started.pop().kill()
-
-
-def script(name, *arguments, **kwargs):
+def script(name, *arguments):
     command = [sys.executable, str(SCRIPTS / name), *map(str, arguments)]
-    _started.append(
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=faults.environment(), **kwargs)
-    )
-    return _started[-1]
+    return faults.start(command, stdin=subprocess.PIPE)
 
 
 class Nursery:

@@ -11,7 +11,6 @@ from test_learning import success
 
 import amago
 from amago.loading import Batch
-from amago.nets.traj_encoders import GRUTrajEncoder
 from amago.policy.export import StepModel
 
 MODELS = ["gru", "transformer"]
@@ -167,4 +166,4 @@ def test_batches_in_page_locked_memory(device):
 @pytest.mark.parametrize("device", [CUDA], indirect=True)
 def test_learning(device, tmp_path):
     """A maze that only memory solves, as in `tests/test_learning.py`."""
-    assert success(GRUTrajEncoder, tmp_path, epochs=40) >= 0.95
+    assert success("gru", tmp_path, epochs=40) >= 0.95

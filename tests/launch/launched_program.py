@@ -113,9 +113,12 @@ def made():
     return tiny.experiment(ROOT, slow, **defaults | fields)
 
 
-if __name__ == "__main__":
+def run():
     experiment = made()
     experiment.start()
     experiment.learn()
-    print("learned", experiment.grad_update_counter, experiment.env_steps, flush=True)
     experiment.close()
+
+
+if __name__ == "__main__":
+    run()

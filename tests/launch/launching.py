@@ -14,12 +14,17 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 import tiny
+from fault_helpers import children_of
 from fault_helpers import processes as family
 
 PROGRAM = Path(__file__).parent / "launched_program.py"
 PATIENCE = 600.0
 """Seconds after which a test gives up, on the slowest machine."""
+FOREVER = 1_000_000
+RUN = {"epochs": FOREVER, "train_batches_per_epoch": 2, "ckpt_interval": FOREVER, "resume": "auto"}
+"""Settings of a run that a signal ends."""
 
 
 class Launch:
@@ -41,10 +46,8 @@ class Launch:
     ):  # fmt: skip
         self.root, self.run_dir = root, root / "run"
         words = [command, "--collectors", str(collectors), *options, str(program), str(root), json.dumps(fields), *words]
-        environment = tiny.environment() | {"OMP_NUM_THREADS": "1"}
-        environment["PYTHONPATH"] = os.pathsep.join([str(PROGRAM.parent), environment["PYTHONPATH"]])
         self.process = subprocess.Popen(
-            [*before, sys.executable, *cli, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
+            [*before, sys.executable, *cli, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=tiny.environment(),
             start_new_session=True,
         )  # fmt: skip
         self.output = ""
@@ -127,31 +130,36 @@ class Launch:
             self.process.communicate()
 
 
-def _living():
-    """{process id: that of its parent} of all processes but zombies. The lists of children that Linux has may miss some while others end."""
-    found = {}
-    for pid in filter(str.isdecimal, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
-            if state != "Z":
-                found[int(pid)] = int(parent)
-    return found
+CHANGED = """
+import json, os, sys
+sys.argv[0] = {program!r}
+sys.path.insert(0, {folder!r})
+import launched_program
+role = json.loads(os.environ["AMAGO_ROLE"])["kind"]
+{change}
+launched_program.run()
+"""
 
 
-def children_of(pid):
-    return [child for child, parent in _living().items() if parent == pid]
+def changed(root, change):
+    """A script that runs lines of code, which know their ``role``, before it does what `launched_program` does."""
+    path = root / "changed.py"
+    path.write_text(CHANGED.format(program=str(PROGRAM), folder=str(PROGRAM.parent), change=change))
+    return path
 
 
-def alive(pids):
-    return set(pids) & _living().keys()
+@pytest.fixture
+def launch(tmp_path):
+    """Starts launches, and ends them after the test."""
+    started = []
 
+    def start(*options, root=tmp_path, **fields):
+        started.append(Launch(root, *options, **fields))
+        return started[-1]
 
-def assert_gone(pids, seconds=PATIENCE):
-    """Wait until no process of these is left."""
-    until = time.monotonic() + seconds
-    while alive(pids) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not alive(pids)
+    yield start
+    for each in reversed(started):
+        each.end()
 
 
 def updates(run):

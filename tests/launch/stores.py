@@ -6,11 +6,11 @@ import os
 import shutil
 import socket
 import subprocess
-import time
 import uuid
 from pathlib import Path
 
 import pytest
+from fault_helpers import wait_until
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 
@@ -84,10 +84,7 @@ class SecureShell:
         words = [*self.before, SSHD, "-D", "-E", str(log := self.root / "log"), "-f", str(self.root / "conf")]
         log.unlink(missing_ok=True)
         self.process = subprocess.Popen(words)
-        until = time.monotonic() + 200
-        while not log.exists() or log.read_text().count("listening on") < len(self.addresses):
-            assert time.monotonic() < until, "sshd does not listen"
-            time.sleep(0.05)
+        wait_until(lambda: log.exists() and log.read_text().count("listening on") >= len(self.addresses))
 
     def end(self):
         self.process.terminate()

@@ -2,10 +2,9 @@
 
 import subprocess
 import sys
-import time
 
 import tiny
-from launching import assert_gone, family
+from fault_helpers import assert_gone, processes, wait_until
 
 PROGRAM = """
 import sys, time
@@ -29,10 +28,9 @@ def test_what_children_have_started_ends_with_a_killed_launcher(tmp_path):
         [sys.executable, "-c", PROGRAM, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=tiny.environment()
     )
     assert launcher.stdout.readline() == "ready\n"
-    until = time.monotonic() + 60
-    while len(everyone := family(launcher.pid)) < 3 and time.monotonic() < until:
-        time.sleep(0.02)
-    assert len(everyone) == 3, "a child, what it has started, and the process that sees to their end"
+    # a child, what it has started, and the process that sees to their end
+    wait_until(lambda: len(processes(launcher.pid)) == 3)
+    everyone = processes(launcher.pid)
     launcher.kill()
     launcher.communicate()
     assert_gone(everyone)

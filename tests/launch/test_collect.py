@@ -5,31 +5,25 @@ import signal
 import time
 
 import pytest
-from launching import Launch, children_of, stop
+from fault_helpers import children_of
+from launching import RUN, stop
 from run_inside import refusal
 
 from amago.launch.bus import Bus
 from amago.launch.launcher import Leader, check_lease
 
-FOREVER = 100_000
-RUN = {"epochs": FOREVER, "train_batches_per_epoch": 2, "ckpt_interval": FOREVER, "resume": "auto"}
-
 
 @pytest.fixture
-def collect(tmp_path):
-    """Starts ``amago collect``, and ends it after the test."""
-    started = []
+def collect(launch, tmp_path):
+    """Starts ``amago collect``."""
 
     def start(name, collectors=1, **fields):
         root = tmp_path / name
         root.mkdir(exist_ok=True)
         options = "--bus", str(tmp_path / "bus"), "--node-dir", str(root / "node")
-        started.append(Launch(root, *options, collectors=collectors, command="collect", **RUN | fields))
-        return started[-1]
+        return launch(*options, root=root, collectors=collectors, command="collect", **RUN | fields)
 
-    yield start
-    for each in started:
-        each.end()
+    return start
 
 
 def left(tmp_path):

@@ -5,21 +5,8 @@ import sys
 
 import pytest
 from fault_helpers import count
-from launching import PROGRAM, stop
+from launching import FOREVER, RUN, changed, stop
 
-FOREVER = 100_000
-BROKEN = """
-import json, os, sys
-sys.argv[0] = {program!r}
-sys.path.insert(0, {folder!r})
-import launched_program
-role = json.loads(os.environ["AMAGO_ROLE"])["kind"]
-{change}
-experiment = launched_program.made()
-experiment.start()
-experiment.learn()
-experiment.close()
-"""
 RAISES = """
 def step(self, action):
     raise ValueError("the motor is not connected")
@@ -32,25 +19,23 @@ if role == "collector":
 READ_ONLY = """
 import amago.run.launched.protocol as module
 def write_small(path, value, real=module.write_small):
-    if "outbox" in str(path):
+    if {condition}:
         raise PermissionError(13, "Permission denied", str(path))
     real(path, value)
 module.write_small = write_small
 """
+NO_OUTBOX = READ_ONLY.format(condition='"outbox" in str(path)')
+NO_STATUS = READ_ONLY.format(
+    condition='path.name in ("learner.json", "collector-0.json") and os.path.exists(sys.argv[1] + "/readonly")'
+)
 
 
-def program(tmp_path, change):
-    path = tmp_path / "broken.py"
-    path.write_text(BROKEN.format(program=str(PROGRAM), folder=str(PROGRAM.parent), change=change))
-    return path
-
-
-FAULTS = [(RAISES, "the motor is not connected"), (NEVER_STARTS, "no display is there"), (READ_ONLY, "Permission denied")]
+FAULTS = [(RAISES, "the motor is not connected"), (NEVER_STARTS, "no display is there"), (NO_OUTBOX, "Permission denied")]
 
 
 @pytest.mark.parametrize(("change", "reason"), FAULTS[: count(2, 3)])
 def test_collectors_that_never_deliver_end_the_launch_with_the_end_of_their_log(launch, tmp_path, change, reason):
-    run = launch(collectors=1, program=program(tmp_path, change), epochs=FOREVER)
+    run = launch(collectors=1, program=changed(tmp_path, change), epochs=FOREVER)
     assert run.wait() == 1, run.output
     assert "5 times in a row without a delivered phase" in run.output
     assert reason in run.output
@@ -58,18 +43,8 @@ def test_collectors_that_never_deliver_end_the_launch_with_the_end_of_their_log(
 
 
 def test_a_status_that_cannot_be_written_never_stops_training(launch, tmp_path):
-    change = """
-import amago.run.launched.protocol as module
-def write_small(path, value, real=module.write_small):
-    if path.name in ("learner.json", "collector-0.json") and os.path.exists(sys.argv[1] + "/readonly"):
-        raise OSError(30, "Read-only file system")
-    real(path, value)
-module.write_small = write_small
-"""
     # without limits: a request to pause that is the last to be written would stay
-    run = launch(
-        "--updates-per-step", ":", collectors=1, program=program(tmp_path, change), epochs=FOREVER, train_batches_per_epoch=2
-    )
+    run = launch("--updates-per-step", ":", collectors=1, program=changed(tmp_path, NO_STATUS), **RUN)
     run.until(lambda: len(run.rows("train")) > 3)
     (tmp_path / "readonly").touch()
     done, before = len(run.rows("train")), run.children

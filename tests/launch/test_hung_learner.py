@@ -3,16 +3,16 @@
 import os
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
-from fault_helpers import count
-from launching import assert_gone, stop, updates
+from fault_helpers import assert_gone, count
+from launching import FOREVER, stop, updates
 
 from amago.launch import processes
 from amago.launch.processes import LaunchError, Role
 from amago.run.launched.protocol import Assignment
 
-FOREVER = 100_000
 RUN = {"collectors": 1, "epochs": FOREVER, "train_batches_per_epoch": 2, "ckpt_interval": 1, "keep_training_states": 3}
 
 
@@ -51,16 +51,6 @@ def test_a_learner_that_saves_says_so_and_is_left_alone(launch):
     assert "was killed" not in run.output
 
 
-class Process:
-    """That of a learner; it runs until it gets an exit code."""
-
-    def __init__(self):
-        self.code = None
-
-    def poll(self):
-        return self.code
-
-
 class Learner(Role):
     """Gives the signs of life that a test lets it give."""
 
@@ -69,7 +59,8 @@ class Learner(Role):
         self.starts = 0
 
     def start(self):
-        self.processes, self.starts, self._silent_since = [Process()], self.starts + 1, time.monotonic()
+        self.processes = [SimpleNamespace(poll=lambda: None)]
+        self.starts, self._silent_since = self.starts + 1, time.monotonic()
 
     def read_beat(self):
         pass
@@ -79,7 +70,7 @@ class Learner(Role):
 
     def gives(self, silent, code=None, **beat):
         self.beat = {"resumes": True, "long": False, "state": "training", **beat}
-        self._silent_since, self.processes[0].code = time.monotonic() - silent, code
+        self._silent_since, self.processes[0].poll = time.monotonic() - silent, lambda: code
 
 
 @pytest.fixture

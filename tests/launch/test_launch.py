@@ -4,24 +4,16 @@ import os
 import signal
 
 import tiny
-from launching import assert_gone, family, stop
+from fault_helpers import assert_gone
+from launching import FOREVER, RUN, family, stop
 
 from amago.run.checkpoint import load_weight_file
 from amago.run.plots import read_metrics
 
-FOREVER = 100_000
-
 
 def test_a_run_with_two_collectors_is_one_run(launch, tmp_path):
-    run = launch(
-        "--updates-per-step",
-        "0.005:0.05",
-        collectors=2,
-        epochs=FOREVER,
-        train_batches_per_epoch=5,
-        val_interval=2,
-        ckpt_interval=1,
-    )
+    fields = {"train_batches_per_epoch": 5, "val_interval": 2, "ckpt_interval": 1}
+    run = launch("--updates-per-step", "0.005:0.05", collectors=2, **RUN | fields)
     run.until(lambda: any(row["values"].get("Collectors") == 2 for row in run.rows("rollout")) and len(run.rows("val")) > 1)
     stop(run)
     rollouts, evaluations, buffer = run.rows("rollout"), run.rows("val"), run.rows("buffer")
@@ -58,7 +50,7 @@ def test_the_rollouts_of_an_evaluation_that_a_signal_ends_are_not_logged_as_coll
 
 
 def test_a_second_launch_of_a_name_is_refused_and_ctrl_c_ends_all_with_a_complete_state_and_the_same_command_resumes(launch):
-    run = launch(collectors=1, epochs=FOREVER, train_batches_per_epoch=2, ckpt_interval=FOREVER, resume="auto")
+    run = launch(collectors=1, **RUN)
     run.until(lambda: len(run.rows("train")) > 2)
     second = launch(collectors=1)
     assert second.wait() == 1
@@ -69,7 +61,7 @@ def test_a_second_launch_of_a_name_is_refused_and_ctrl_c_ends_all_with_a_complet
     stop(run, signal.SIGINT)
     assert_gone(everyone)
     done = max(row["grad_steps"] for row in run.rows("train"))
-    again = launch(collectors=1, epochs=FOREVER, train_batches_per_epoch=2, ckpt_interval=FOREVER, resume="auto")
+    again = launch(collectors=1, **RUN)
     again.until(lambda: max(row["grad_steps"] for row in again.rows("train")) > done)
     stop(again)
     steps = [row["env_steps"] for row in again.rows("buffer")]

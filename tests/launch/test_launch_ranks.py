@@ -6,33 +6,23 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
 import pytest
-from fault_helpers import count
-from launching import assert_gone, family, stop, updates
+from fault_helpers import assert_gone, count
+from launching import RUN, family, stop, updates
 
 from amago.run import checkpoint
 
-FOREVER = 100_000
 PARTS = Path(__file__).with_name("launched_in_parts.py")
-RUN = {"epochs": FOREVER, "train_batches_per_epoch": 2, "ckpt_interval": FOREVER, "resume": "auto"}
 
 
 def listening(pids):
     """Addresses other than this machine's own on which processes listen."""
-    inodes = set()
-    for pid in pids:
-        with contextlib.suppress(OSError):  # it has ended, or closed the file
-            targets = [os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()]
-            inodes |= {target[8:-1] for target in targets if target.startswith("socket:[")}
     found = []
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            words = line.split()
-            if words[3] == "0A" and words[9] in inodes and words[1].partition(":")[0] not in (
-                "0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F",
-            ):  # fmt: skip
-                found.append(words[1])
-    return found
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += [c.laddr for c in psutil.Process(pid).net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    return [address for address in found if address.ip not in ("127.0.0.1", "::1", "::ffff:127.0.0.1")]
 
 
 def test_two_learners_and_two_collectors_train_stop_and_resume(launch):

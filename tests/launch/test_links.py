@@ -12,14 +12,16 @@ from pathlib import Path
 import pytest
 import stores
 import tiny
-from fault_helpers import LONG
-from launching import Launch, stop
+from fault_helpers import LONG, say
+from launching import RUN, stop
 
 from amago.launch.bundles import Ingest
 from amago.launch.bus import Bus
 
 NODES, PATIENCE = 2, 1500.0
 FILES, BYTES = (600, 20_000) if LONG else (60, 20_000)
+FAULTS = ["cut 12", "delay .1 loss .05", "tbf rate 2mbit burst 32kbit latency 400ms", "kill", "gone", "late"]
+FAULTS += ["cut 60", "cut 600"] if LONG else []
 
 
 def command(words):
@@ -51,6 +53,16 @@ def hosts():
                 command(f"ip netns delete {name}")
 
 
+@pytest.fixture
+def server(hosts, tmp_path):
+    """An ssh server on the learner's host, which listens at its end of each link."""
+    (tmp_path / "ssh").mkdir()
+    addresses = [f"10.77.{i}.1" for i in range(1, NODES + 1)]
+    found = stores.SecureShell(tmp_path / "ssh", addresses, before=["ip", "netns", "exec", hosts[0]])
+    yield found
+    found.end()
+
+
 def replace_link(hosts, delay, loss):
     """Put a slow and lossy link (`slow_link`) in place of that to the first node; returns its process."""
     if not os.access("/dev/net/tun", os.W_OK):
@@ -64,31 +76,17 @@ def replace_link(hosts, delay, loss):
 
 
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize(
-    "fault",
-    [
-        "cut 12",
-        "delay .1 loss .05",
-        "tbf rate 2mbit burst 32kbit latency 400ms",
-        "kill",
-        "gone",
-        "late",
-        *(["cut 60", "cut 600"] if LONG else []),
-    ],
-)
-def test_every_file_that_a_node_has_made_arrives_once(hosts, tmp_path, fault, capsys):
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_file_that_a_node_has_made_arrives_once(hosts, server, tmp_path, fault):
     """A link of the first node is cut for seconds, or slow and lossy from the begin; it is killed and started again, is gone for good, or
     starts late."""
-    addresses = [f"10.77.{i}.1" for i in range(1, NODES + 1)]
-    (tmp_path / "ssh").mkdir()
-    server = stores.SecureShell(tmp_path / "ssh", addresses, before=["ip", "netns", "exec", hosts[0]])
     store, seen = tmp_path / "buffer" / "fifo", Counter()
     ingest = Ingest(Bus(str(server.root / "bus")), store, tmp_path / "buffer" / ".arriving")
     environment = tiny.environment() | {"HOME": str(server.home)}
     program = Path(__file__).with_name("delivers.py")
 
     def start(i):
-        words = [sys.executable, program, server.url(addresses[i - 1]), tmp_path / f"node{i}", str(FILES), str(BYTES)]
+        words = [sys.executable, program, server.url(server.addresses[i - 1]), tmp_path / f"node{i}", str(FILES), str(BYTES)]
         return subprocess.Popen(["ip", "netns", "exec", hosts[i], *words], env=environment, stderr=subprocess.DEVNULL)
 
     def made(i):
@@ -142,37 +140,30 @@ def test_every_file_that_a_node_has_made_arrives_once(hosts, tmp_path, fault, ca
             nodes[1] = start(1)
             until(lambda: made(1) <= seen.keys() and len(made(1)) == FILES)
             assert set(seen.values()) == {1}
-        with capsys.disabled():
-            print(
-                f"\n{fault}: {len(everything)} made, {len(everything - left)} delivered, {len(left)} on a disk that is away, 0 twice; all "
-                f"there {time.monotonic() - healed:.0f} s after the fault"
-            )
+        say(
+            f"{fault}: {len(everything)} made, {len(everything - left)} delivered, {len(left)} on a disk that is away, 0 twice; all "
+            f"there {time.monotonic() - healed:.0f} s after the fault"
+        )
     finally:
         for process in (*nodes.values(), *([link] if link else [])):
             process.kill()
             process.communicate()
-        server.end()
 
 
 @pytest.mark.timeout(3000)
 @pytest.mark.skipif(not LONG, reason="long")
-def test_a_launch_outlives_a_cut_link_and_a_machine_and_takes_one_that_comes_late(hosts, tmp_path, monkeypatch, capsys):
+def test_a_launch_outlives_a_cut_link_and_a_machine_and_takes_one_that_comes_late(hosts, server, launch, tmp_path, monkeypatch):
     """The learner on the first host; one collector behind a link that is cut for a minute, one whose machine is gone, and one that is late."""
-    addresses = [f"10.77.{i}.1" for i in range(1, NODES + 1)]
-    (tmp_path / "ssh").mkdir()
-    server = stores.SecureShell(tmp_path / "ssh", addresses, before=["ip", "netns", "exec", hosts[0]])
     monkeypatch.setenv("HOME", str(server.home))
-    fields = {"epochs": 100_000, "train_batches_per_epoch": 2, "ckpt_interval": 100_000, "resume": "auto"}
-    bus, started = server.root / "bus", []
+    bus = server.root / "bus"
 
     def start(name, host, *options, **more):
         (tmp_path / name).mkdir()
-        started.append(Launch(tmp_path / name, *options, before=["ip", "netns", "exec", hosts[host]], **fields | more))
-        return started[-1]
+        return launch(*options, root=tmp_path / name, before=["ip", "netns", "exec", hosts[host]], **RUN | more)
 
     def collect(name, host):
         directory = "--node-dir", str(tmp_path / name / "node")
-        return start(name, host, "--bus", server.url(addresses[host - 1]), *directory, command="collect", collectors=1)
+        return start(name, host, "--bus", server.url(server.addresses[host - 1]), *directory, command="collect", collectors=1)
 
     def made(name):
         """Rollouts of its finished phases."""
@@ -188,39 +179,33 @@ def test_a_launch_outlives_a_cut_link_and_a_machine_and_takes_one_that_comes_lat
             return [p for p in found if p.stat().st_mtime < since]
         return [tmp_path]
 
-    try:
-        run = start("run", 0, "--bus", str(bus), "--updates-per-step", ":", collectors=0)
-        cut, gone = collect("cut", 1), collect("gone", 2)
-        run.until(lambda: made("cut") and made("gone") and run.arrived[0] > 10 and len(run.rows("train")) > 2)
-        command(f"ip -n {hosts[1]} link set uplink down")
-        for pid in (gone.process.pid, *gone.children.values()):
-            os.kill(pid, 9)
-        gone.process.communicate()
-        before, ends = made("cut"), time.monotonic() + 60
-        run.until(lambda: time.monotonic() > ends and made("cut") > before)
-        waited = len(waiting("cut"))
-        command(f"ip -n {hosts[1]} link set uplink up")
-        healed, since = time.monotonic(), time.time()
-        late = collect("late", 2)
-        run.until(lambda: not waiting("cut", since))
-        recovery, late_since = time.monotonic() - healed, time.time()
-        run.until(lambda: made("late") and not waiting("late", late_since))
-        stop(run)
-        assert [cut.wait(), late.wait()] == [0, 0], "they end with the launch"
-        rollouts, files = run.arrived
-        left = [p for p in waiting("gone") if p.suffix == ".safetensors"]
-        names = [*files, *(p.name for p in left)]
-        assert waiting("cut") == waiting("late") == list(bus.glob("out/*/*")) == []
-        assert len(names) == len(set(names)), "twice"
-        counts = {name: made(name) for name in ("cut", "gone", "late")}
-        on_disk = sum(int(p.name.rpartition("-n")[2].partition(".")[0]) for p in left)
-        assert rollouts + on_disk >= sum(counts.values()), "each finished phase is there"
-        with capsys.disabled():
-            print(
-                f"\nmade in finished phases {counts}; {rollouts} delivered, {on_disk} on the disk that is away, 0 twice; {waited} files waited "
-                f"behind the cut link, and were there {recovery:.0f} s after it; {len(run.rows('train'))} epochs"
-            )
-    finally:
-        for each in reversed(started):
-            each.end()
-        server.end()
+    run = start("run", 0, "--bus", str(bus), "--updates-per-step", ":", collectors=0)
+    cut, gone = collect("cut", 1), collect("gone", 2)
+    run.until(lambda: made("cut") and made("gone") and run.arrived[0] > 10 and len(run.rows("train")) > 2)
+    command(f"ip -n {hosts[1]} link set uplink down")
+    for pid in (gone.process.pid, *gone.children.values()):
+        os.kill(pid, 9)
+    gone.process.communicate()
+    before, ends = made("cut"), time.monotonic() + 60
+    run.until(lambda: time.monotonic() > ends and made("cut") > before)
+    waited = len(waiting("cut"))
+    command(f"ip -n {hosts[1]} link set uplink up")
+    healed, since = time.monotonic(), time.time()
+    late = collect("late", 2)
+    run.until(lambda: not waiting("cut", since))
+    recovery, late_since = time.monotonic() - healed, time.time()
+    run.until(lambda: made("late") and not waiting("late", late_since))
+    stop(run)
+    assert [cut.wait(), late.wait()] == [0, 0], "they end with the launch"
+    rollouts, files = run.arrived
+    left = [p for p in waiting("gone") if p.suffix == ".safetensors"]
+    names = [*files, *(p.name for p in left)]
+    assert waiting("cut") == waiting("late") == list(bus.glob("out/*/*")) == []
+    assert len(names) == len(set(names)), "twice"
+    counts = {name: made(name) for name in ("cut", "gone", "late")}
+    on_disk = sum(int(p.name.rpartition("-n")[2].partition(".")[0]) for p in left)
+    assert rollouts + on_disk >= sum(counts.values()), "each finished phase is there"
+    say(
+        f"made in finished phases {counts}; {rollouts} delivered, {on_disk} on the disk that is away, 0 twice; {waited} files waited "
+        f"behind the cut link, and were there {recovery:.0f} s after it; {len(run.rows('train'))} epochs"
+    )

@@ -1,10 +1,9 @@
 """Policies of collectors that are behind the newest published one, which a bound keeps from acting."""
 
 import pytest
-from launching import stop
+from launching import FOREVER, stop
 from run_inside import refusal
 
-FOREVER = 100_000
 RUN = {"collectors": 1, "epochs": FOREVER, "train_timesteps_per_epoch": 60}
 PHASE = 120  # steps of both actors
 

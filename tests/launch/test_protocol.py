@@ -10,8 +10,7 @@ from amago.run.launched import protocol
 from amago.run.launched.protocol import read_small, write_beat, write_small
 
 
-@pytest.fixture
-def full_disk(monkeypatch):
+def fill_the_disk(monkeypatch):
     def refuse(self, text, **kwargs):
         self.touch()
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -19,20 +18,20 @@ def full_disk(monkeypatch):
     monkeypatch.setattr(protocol.Path, "write_text", refuse)
 
 
-def test_a_full_disk_leaves_the_old_content_and_nothing_else(tmp_path, request):
+def test_a_full_disk_leaves_the_old_content_and_nothing_else(tmp_path, monkeypatch):
     write_small(tmp_path / "a.json", {"count": 1})
-    request.getfixturevalue("full_disk")
+    fill_the_disk(monkeypatch)
     with pytest.raises(OSError, match="No space left"):
         write_small(tmp_path / "a.json", {"count": 2})
     assert read_small(tmp_path / "a.json") == {"count": 1}
     assert os.listdir(tmp_path) == ["a.json"]
 
 
-def test_a_beat_on_a_full_disk_is_a_sign_of_life(tmp_path, request):
+def test_a_beat_on_a_full_disk_is_a_sign_of_life(tmp_path, monkeypatch):
     path = tmp_path / "a.json"
     write_beat(path, {"count": 1})
     os.utime(path, (0, 0))
-    request.getfixturevalue("full_disk")
+    fill_the_disk(monkeypatch)
     write_beat(path, {"count": 2})
     assert read_small(path) == {"count": 1}
     assert path.stat().st_mtime > 0

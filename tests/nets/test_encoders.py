@@ -26,24 +26,6 @@ def vectors(B=3, L=4):
     return {"z": torch.randn(B, L, 2), "pos": torch.randint(0, 9, (B, L, 2, 2), dtype=torch.uint8)}, torch.randn(B, L, 3)
 
 
-def test_padding_does_not_count_in_normalisation():
-    torch.manual_seed(0)
-    x = 3 + 2 * torch.randn(4, 6, 5)
-    mask = torch.ones(4, 6, 1, dtype=torch.bool)
-    mask[1, 3:] = mask[2, 1:] = False
-    real = x[mask.squeeze(-1)]
-    padded = x.clone()
-    padded[~mask.squeeze(-1)] = float("nan")
-    norm, alone = InputNorm(5), InputNorm(5)
-    norm.update_stats(padded, mask)
-    alone.update_stats(real.unsqueeze(0))
-    torch.testing.assert_close(norm.mu, alone.mu)
-    torch.testing.assert_close(norm.nu, alone.nu)
-    unmasked = InputNorm(5)
-    unmasked.update_stats(x)
-    assert not torch.allclose(unmasked.mu, norm.mu, rtol=1e-3)
-
-
 def test_normaliser_survives_what_is_not_finite_or_not_there():
     norm = InputNorm(2)
     x = torch.tensor([[[1.0, float("nan")], [3.0, 1.0]]])

@@ -2,7 +2,7 @@
 
 import copy
 import pickle
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -177,9 +177,6 @@ def test_threads_share_a_layer():
         with torch.inference_mode():
             wrong.extend(rows for _ in range(200) if not layer(x).allclose(expected, rtol=1e-4, atol=1e-4))
 
-    threads = [threading.Thread(target=act, args=(rows,)) for rows in (1, 2, 3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(act, (1, 2, 3)))
     assert not wrong

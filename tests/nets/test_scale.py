@@ -157,12 +157,13 @@ def test_the_first_batch_is_enough(make, mean, sd):
         assert float(net.mu) == pytest.approx(mean, abs=0.1 * sd)
 
 
-def test_the_statistics_are_those_of_all_batches_so_far():
+def test_the_statistics_are_those_of_all_real_timesteps_so_far():
     torch.manual_seed(1)
-    net, batches = InputNorm(3), [100 * i + torch.randn(4, 5, 3) for i in range(6)]
+    net, batches, mask = InputNorm(3), [100 * i + torch.randn(4, 5, 3) for i in range(6)], torch.ones(4, 5, 1) > 0
+    mask[1, 3:] = mask[2, 1:] = False
     for n, batch in enumerate(batches, start=1):
-        net.update_stats(batch)
-        seen = torch.cat(batches[:n]).double().flatten(0, 1)
+        net.update_stats(batch.where(mask, torch.nan), mask)
+        seen = torch.cat([b[mask.squeeze(-1)] for b in batches[:n]]).double()
         torch.testing.assert_close(net.mu, seen.mean(0), rtol=2e-3, atol=0.1)
         torch.testing.assert_close(net.sigma.double(), seen.std(0, correction=0), rtol=2e-3, atol=1e-3)
 

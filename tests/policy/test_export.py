@@ -327,10 +327,8 @@ def test_the_program_of_the_tutorial(tmp_path):
     )
     policy = amago.load_policy(e.run_dir, sample=False)
     e.close()
-    exported, memory = (
-        Exported(policy.export(tmp_path / "policy.onnx"), 1),
-        ["keys", "lengths", "prev_action", "time_idx", "values"],
-    )
+    exported = Exported(policy.export(tmp_path / "policy.onnx"), 1)
+    memory = ["keys", "lengths", "prev_action", "time_idx", "values"]
     inputs = ["obs.observation", "reward", "done", *(f"memory.{m}" for m in memory)]
     assert [i.name for i in exported.session.get_inputs()] == inputs
     assert exported.outputs == ["action", "probs", *(f"next_memory.{m}" for m in memory)]
@@ -446,30 +444,22 @@ def test_a_memory_that_is_not_known(tmp_path):
         amago.load_policy(run).export(tmp_path / "step.pt2")
 
 
-class InPlace(LSTM):
-    """Clears its memory by assignment to rows."""
-
-    def reset_hidden_state(self, hidden_state, dones):
-        for part in hidden_state:
-            part[:, torch.as_tensor(dones)] = 0.0
-        return hidden_state
-
-
 class State(NamedTuple):
     h: torch.Tensor
     more: dict
 
 
 class Nested(LSTM):
-    """The same memory, named and nested, with a part that is empty."""
+    """The same memory, named and nested, with a part that is empty; it is cleared by assignment to rows."""
 
     def init_hidden_state(self, batch_size, device):
         h, c = super().init_hidden_state(batch_size, device)
         return State(h, {"c": [c, None]})
 
     def reset_hidden_state(self, hidden_state, dones):
-        h, c = super().reset_hidden_state((hidden_state.h, hidden_state.more["c"][0]), dones)
-        return State(h, {"c": [c, None]})
+        for part in (hidden_state.h, hidden_state.more["c"][0]):
+            part[:, torch.as_tensor(dones)] = 0.0
+        return hidden_state
 
     def forward(self, seq, time_idxs, hidden_state=None, log_dict=None):
         if hidden_state is None:
@@ -478,7 +468,7 @@ class Nested(LSTM):
         return out, State(h, {"c": [c, None]})
 
 
-NAMES = {LSTM: ["hidden.0", "hidden.1"], InPlace: ["hidden.0", "hidden.1"], Nested: ["hidden.h", "hidden.more.c.0"]}
+NAMES = {LSTM: ["hidden.0", "hidden.1"], Nested: ["hidden.h", "hidden.more.c.0"]}
 
 
 @pytest.mark.parametrize("model", NAMES)

@@ -1,13 +1,13 @@
 import importlib.util
-import os
 import pathlib
 import subprocess
 import sys
 
 import pytest
+import tiny
+from launching import launch  # noqa: F401
 
 HERE = pathlib.Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "launch"))
 CLUSTER = """
 import sys
 from ray.cluster_utils import Cluster
@@ -66,10 +66,7 @@ def cluster(tmp_path, monkeypatch):
         "HOME": str(tmp_path),
     }.items():
         monkeypatch.setenv(name, value)
-    before = os.environ.get("PYTHONPATH", "")
-    monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join([str(HERE.parent / "launch"), str(HERE.parent), str(HERE.parent.parent), before])
-    )
+    monkeypatch.setenv("PYTHONPATH", tiny.environment()["PYTHONPATH"])
     made = Cluster(tmp_path / "cluster.log")
     yield made
     made.end()

@@ -136,7 +136,7 @@ def main():
         assert (begin, n) == (0, STEPS)
         found.append((actor, episode))
     assert len(found) == len(set(found)) == w.committed
-    said = {"full": w.refused, "expected": len(expected), "stored": len(found), "same": set(found) == expected}
+    said = {"expected": len(expected), "stored": len(found), "same": set(found) == expected}
     print(json.dumps(said | {"peak": peak, "limit": LIMIT, "stops": len(stops), "waited": waited, "message": stops[-1]}))
 
 
