@@ -4,13 +4,11 @@ import json
 import math
 import multiprocessing
 import os
-import warnings
 from contextlib import closing
 
 import numpy as np
 import pytest
 import tiny
-import torch
 from messages import refused
 from tiny import EPISODE, experiment, learned, rows, started
 
@@ -322,13 +320,6 @@ def test_no_seed_is_recorded_and_differs(tmp_path):
         seeds.add(json.loads((e.ckpt_dir / "training_states" / f"{name}_epoch_0" / "state.json").read_text())["seed"])
         e.close()
     assert len(seeds) == 2
-
-
-def test_bfloat16(tmp_path):
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*autocast.*")
-        e = learned(tmp_path, traj="transformer", mixed_precision="bf16")
-    assert (e.learner.grad_steps, {p.dtype for p in e.policy.parameters()}) == (2, {torch.float32})
 
 
 def test_closing_gives_back_the_files_of_the_buffer(tmp_path):

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 import amago
 from amago import config
 from amago.envs import AMAGOEnv
+from amago.envs.builtin import TMazePassive
 from amago.nets.ff import Normalization
 from amago.nets.traj_encoders import FFTrajEncoder, TformerTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
@@ -158,23 +159,10 @@ def test_a_file_inside_the_run_in_every_form(tmp_path, name, write, prefix):
     acts_as_the_oracle(amago.load_policy(run / name, num_envs=3, sample=False), "agent_discrete")
 
 
-class Vectors(gym.Env):
-    """Five numbers to see, four actions, rollouts of eight steps."""
-
-    observation_space, action_space = OBS["observation"], ACTION
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self._t = 0
-        return self.np_random.normal(size=5).astype(np.float32), {}
-
-    def step(self, action):
-        self._t += 1
-        return self.np_random.normal(size=5).astype(np.float32), float(action == 1), self._t == 8, False, {}
-
-
 def make_env():
-    return AMAGOEnv(Vectors(), env_name="Vectors")
+    """Five numbers to see, four actions, rollouts of eight steps."""
+    maze = gym.wrappers.TransformObservation(TMazePassive(7), lambda obs: np.pad(obs, (0, 3)), OBS["observation"])
+    return AMAGOEnv(maze, env_name="Maze")
 
 
 def experiment(root, name):
