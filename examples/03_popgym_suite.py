@@ -6,6 +6,7 @@ Needs `pip install 'amago[popgym]'`.
 """
 
 from argparse import ArgumentParser, Namespace
+from functools import partial
 
 from amago import cli_utils
 from amago.envs import AMAGOEnv
@@ -21,6 +22,13 @@ def add_cli(parser: ArgumentParser) -> None:
         metavar="GAME",
         help="instead of --env: draw one of these games (none: of 27) for each rollout, which begins with an episode without rewards",
     )
+    parser.add_argument(
+        "--beside",
+        nargs="+",
+        default=[],
+        metavar="GAME",
+        help="games, such as easier ones, that actors play by turns with --env, in which alone they are evaluated",
+    )
     parser.add_argument("--no_timer", action="store_true", help="do not observe the elapsed time")
     parser.set_defaults(
         parallel_actors=64, timesteps_per_epoch=None, grads_per_epoch=50, epochs=100, memory_size=64, memory_layers=2,
@@ -31,9 +39,14 @@ def add_cli(parser: ArgumentParser) -> None:
 def make_experiment(args: Namespace) -> Experiment:
     many = args.multidomain is not None
 
-    def make_env() -> AMAGOEnv:
-        return AMAGOEnv(MultiDomainPOPGym(args.multidomain or None) if many else POPGymGame(args.env, timer=not args.no_timer))
+    if many and args.beside:
+        raise ValueError("--multidomain draws a game for each rollout: leave out --beside")
 
+    def make_env(game: str = args.env) -> AMAGOEnv:
+        return AMAGOEnv(MultiDomainPOPGym(args.multidomain or None) if many else POPGymGame(game, timer=not args.no_timer))
+
+    games = [args.env, *args.beside]
+    make_train_env = [partial(make_env, games[i % len(games)]) for i in range(args.parallel_actors)]
     horizon = make_env().horizon
     assert horizon is not None
     max_seq_len = args.max_seq_len or min(horizon, 512)
@@ -49,7 +62,7 @@ def make_experiment(args: Namespace) -> Experiment:
     explore = cli_utils.switch_exploration(config, "bilevel", rollout_horizon=horizon, steps_anneal=anneal)
     cli_utils.use_config(config, args.configs)
     return cli_utils.create_experiment_from_cli(
-        args, make_env, make_env, max_seq_len=max_seq_len, val_timesteps_per_epoch=2 * horizon + 1,
+        args, make_train_env, make_env, max_seq_len=max_seq_len, val_timesteps_per_epoch=2 * horizon + 1,
         tstep_encoder_type=tstep, traj_encoder_type=traj, agent_type=agent, exploration_wrapper_type=explore,
         padded_sampling="both", group_name="popgym_multidomain" if many else f"popgym_{args.env}",
     )  # fmt: skip

@@ -23,7 +23,7 @@ from benchmarks.suite import (  # fmt: skip
     supervised,
     tmaze,
     tmaze_cost,
-    tmaze_longer,
+    tmaze_lengths,
 )
 from benchmarks.suite.__main__ import main
 from benchmarks.suite.recorded import Point, Recorder
@@ -221,22 +221,28 @@ def test_a_corridor_is_trained_and_shown(tmp_path, capsys, monkeypatch):
     assert "| 300, gru | " in shown(tmaze.BOARD, results, capsys)[0]
 
 
-def test_a_longer_corridor_begins_with_the_weights_of_a_shorter_one(tmp_path, capsys, monkeypatch):
-    board = judged_by_two(tmaze_longer.BOARD)
+def test_corridors_of_all_lengths_are_trained_and_go_on_with_the_weights_of_shorter_ones(tmp_path, capsys, monkeypatch):
+    board = judged_by_two(tmaze_lengths.BOARD)
     words = (
-        "--horizon 6 --timesteps_per_epoch 12 --memory_size 8 --parallel_actors 2 --grads_per_epoch 2 --epochs 1 --batch_size 2"
+        "--horizon 12 --shortest 4 --timesteps_per_epoch 12 --memory_size 8 --parallel_actors 3 --grads_per_epoch 2 --epochs 1"
     )
-    monkeypatch.setattr(tmaze_longer, "BOARD", board)
-    trained(tmaze_longer.BOARD, tmp_path / "r", "--tasks", "300", "1000", "--seeds", "0", f"--more={words}")
-    trained(tmaze_longer.BOARD, tmp_path / "r", "--tasks", "3000", "--seeds", "0", "--budget", "0", f"--more={words}")
-    first, second, third = (load_weight_file(tmp_path / "work" / "r" / f"{h}_0.pt").weights for h in (300, 1000, 3000))
-    assert all(torch.equal(third[name], weight) for name, weight in second.items()), "without an update"
-    assert any(not torch.equal(first[name], weight) for name, weight in second.items())
-    assert [row.split(" | ")[0] for row in shown(tmaze_longer.BOARD, tmp_path / "r", capsys)] == [
-        "| 300, growing",
-        "| 1,000, growing",
-        "| 3,000, growing",
-    ]
+    monkeypatch.setattr(tmaze_lengths, "BOARD", board)
+    trained(tmaze_lengths.BOARD, tmp_path / "r", "--tasks", "1000", "--seeds", "0", f"--more={words} --batch_size 2")
+    trained(
+        tmaze_lengths.BOARD,
+        tmp_path / "r",
+        "--tasks",
+        "3000",
+        "--seeds",
+        "0",
+        "--budget",
+        "0",
+        f"--more={words} --batch_size 2",
+    )
+    first, second = (load_weight_file(tmp_path / "work" / "r" / f"{h}_0.pt").weights for h in (1000, 3000))
+    assert all(torch.equal(second[name], weight) for name, weight in first.items()), "without an update"
+    rows = shown(tmaze_lengths.BOARD, tmp_path / "r", capsys)
+    assert [row.split(" | ")[0] for row in rows] == ["| 10 to 1,000", "| 10 to 3,000"]
 
 
 def test_methods_learn_from_a_record_and_are_shown(tmp_path, capsys, monkeypatch):

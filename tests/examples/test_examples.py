@@ -275,3 +275,4 @@ def test_environments_on_a_device_are_one_batch(name: str, tmp_path: Path) -> No
     if name == "04_tmaze.py":
         assert "Average Success in tmaze_device_8" in {name for row in metrics(tmp_path) for name in row["values"]}
         assert "leave out --active" in refusal(name, tmp_path, "--on_device", "--active")
+        assert "--shortest must be 4 to 8" in refusal(name, tmp_path, "--shortest", "9")
