@@ -1,7 +1,6 @@
 """A checkpoint of the original system loads everywhere that weights load, and acts as its golden vectors say.
 
-The evidence for acting: an oracle in float64, written from the parameter names alone, gives the golden outputs of every component; and
-a loaded policy, step by step with its memory, gives the oracle's.
+The evidence for acting: a loaded policy, step by step with its memory, acts as the agent that has the golden losses does in whole sequences.
 """
 
 import gymnasium as gym
@@ -12,7 +11,6 @@ import torch
 from golden import load
 from golden_agents import CASES, TINY, golden_agent, golden_batch
 from messages import naming
-from nets.test_parity import oracle
 from safetensors.torch import save_file
 
 import amago
@@ -28,68 +26,10 @@ from amago.run import checkpoint
 from amago.run.checkpoint import CheckpointError, load_into, load_weight_file
 from amago.spaces import action_spec, rl2_space
 
-GAMMAS, HEADS = (0.5, 0.9, 0.999), 4
+GAMMAS = (0.5, 0.9, 0.999)
 SIZES = TINY | {"Agent.num_critics": 1, "MultiTaskAgent.num_critics": 1}
-CLIPS = {"agent_discrete": (0.001, 0.99), "multitask_discrete": (1e-6, 1.0)}
-"""Bounds of an agent's probabilities."""
+NAMES = ["agent_discrete", "multitask_discrete"]
 OBS, ACTION = gym.spaces.Dict({"observation": gym.spaces.Box(-np.inf, np.inf, (5,), np.float32)}), gym.spaces.Discrete(4)
-
-
-def part(weights, prefix):
-    return {k.removeprefix(prefix): np.asarray(v, np.float64) for k, v in weights.items() if k.startswith(prefix)}
-
-
-def leaky(x):
-    return np.where(x > 0, x, 0.01 * x)
-
-
-def norm(w, name, x):
-    centred = x - x.mean(-1, keepdims=True)
-    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * w[f"{name}.norm.weight"] + w[f"{name}.norm.bias"]
-
-
-def mlp(w, x):
-    x = leaky(x @ w["base.in_layer.weight"].T + w["base.in_layer.bias"])
-    for i in range(sum(k.startswith("base.layers.") for k in w) // 2):
-        x = leaky(x @ w[f"base.layers.{i}.weight"].T + w[f"base.layers.{i}.bias"])
-    return x @ w["base.out_layer.weight"].T + w["base.out_layer.bias"]
-
-
-def encode_timesteps(w, x):
-    sigma = np.clip(np.sqrt(w["in_norm.nu"] - w["in_norm.mu"] ** 2 + 1e-5), 1e-3, 1e6)
-    x = np.clip((x - w["in_norm.mu"]) / np.where(sigma > 0.01, sigma, 1.0), -1e4, 1e4)
-    return norm(w, "out_norm", mlp(w, x))
-
-
-def encode_sequence(w, seq, times):
-    w, seq = {k: torch.as_tensor(v) for k, v in w.items()}, torch.as_tensor(seq)
-    times = torch.as_tensor(times).expand(*seq.shape[:2], 1)
-    return np.stack([oracle(w, x, t[:, 0], HEADS, "fixed", len(x)).numpy() for x, t in zip(seq, times)])
-
-
-def policies(w, states, actions, clip):
-    """(B, L, E) -> probabilities (B, L, G, A)."""
-    logits = mlp(w, states)
-    logits = logits.reshape(*logits.shape[:-1], -1, actions)
-    probs = np.exp(logits - logits.max(-1, keepdims=True))
-    probs = np.clip(probs / probs.sum(-1, keepdims=True), *clip)
-    return probs / probs.sum(-1, keepdims=True)
-
-
-def test_the_oracle_gives_the_golden_outputs():
-    arrays, weights, _ = load("tstep_ff")
-    flat = [arrays[k].reshape(*arrays[k].shape[:2], -1) for k in ("obs/a", "obs/b", "rl2s")]
-    np.testing.assert_allclose(
-        encode_timesteps(part(weights, ""), np.concatenate(flat, -1)), arrays["eval_out"], rtol=1e-4, atol=1e-5
-    )
-    arrays, weights, _ = load("traj_transformer_fixed")
-    for name in ("out", "rollout_out"):
-        got = encode_sequence(part(weights, ""), arrays["seq"], arrays["time_idxs"])
-        np.testing.assert_allclose(got, arrays[name], rtol=1e-4, atol=1e-5)
-    arrays, weights, _ = load("actor")
-    np.testing.assert_allclose(
-        policies(part(weights, ""), arrays["state"], 4, (0.001, 0.99)), arrays["probs"], rtol=1e-4, atol=1e-6
-    )
 
 
 def theirs(name):
@@ -118,30 +58,32 @@ def act(policy, observations, rewards):
     return np.stack(actions, 1), np.stack(probs, 1)
 
 
-def acts_as_the_oracle(policy, name, gamma=0.999):
-    """Compare with the oracle over the observations of the golden batch (and rewards of the same kind); returns the actions."""
-    arrays, weights, _ = load(name)
-    rewards = arrays["batch/rl2s"][:, :, 0] * (np.arange(9) > 0)
-    actions, probs = act(policy, arrays["batch/observation"], rewards)
-    before = np.eye(4)[np.roll(actions, 1, axis=1)] * (np.arange(9) > 0)[:, None]
-    x = np.concatenate((arrays["batch/observation"], rewards[..., None], before), -1)
-    states = encode_sequence(
-        part(weights, "traj_encoder."), encode_timesteps(part(weights, "tstep_encoder."), x), np.arange(9.0)[None, :, None]
-    )
-    expected = policies(part(weights, "actor."), states, 4, CLIPS[name])[:, :, GAMMAS.index(gamma)]
+def acts_as_the_original(policy, name, gamma=0.999):
+    """Compare, over the observations of the golden batch and rewards of the same kind, with whole sequences of the agent that has the golden
+    losses; returns the actions."""
+    agent, batch, arrays = golden_agent(name)
+    agent.eval()
+    begun = torch.arange(9) > 0
+    rewards = arrays["batch/rl2s"][:, :, 0] * begun
+    actions, probs = act(policy, batch.obs["observation"].numpy(), rewards.numpy())
+    before = torch.eye(4)[np.roll(actions, 1, axis=1)] * begun[:, None]
+    with torch.no_grad():
+        steps = agent.tstep_encoder(batch.obs, torch.cat((rewards[..., None], before), -1))
+        states, _ = agent.traj_encoder(steps, torch.arange(9).expand(3, 9)[..., None])
+        expected = agent.actor(states).probs[:, :, GAMMAS.index(gamma)].numpy()
     np.testing.assert_allclose(probs, expected, rtol=1e-3, atol=1e-5)
     assert (actions == expected.argmax(-1)).all()
     return actions
 
 
 @pytest.mark.parametrize("gamma", GAMMAS)
-@pytest.mark.parametrize("name", CLIPS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_loaded_policy_acts_as_the_original(tmp_path, name, gamma):
     run = describe_run(tmp_path / "run", name)
     torch.save(theirs(name), tmp_path / "theirs.pt")
     policy = amago.load_policy(run, num_envs=3, sample=False, gamma=gamma, weights=tmp_path / "theirs.pt")
     assert (policy.gamma, policy.gammas) == (gamma, GAMMAS)
-    acts_as_the_oracle(policy, name, gamma)
+    acts_as_the_original(policy, name, gamma)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +98,7 @@ def test_a_loaded_policy_acts_as_the_original(tmp_path, name, gamma):
 def test_a_file_inside_the_run_in_every_form(tmp_path, name, write, prefix):
     run = describe_run(tmp_path, "agent_discrete")
     write({prefix + k: v for k, v in theirs("agent_discrete").items()}, run / name)
-    acts_as_the_oracle(amago.load_policy(run / name, num_envs=3, sample=False), "agent_discrete")
+    acts_as_the_original(amago.load_policy(run / name, num_envs=3, sample=False), "agent_discrete")
 
 
 def make_env():
@@ -173,14 +115,14 @@ def experiment(root, name):
     return e
 
 
-@pytest.mark.parametrize("name", CLIPS)
+@pytest.mark.parametrize("name", NAMES)
 def test_an_experiment_loads_acts_and_goes_on_training(tmp_path, name):
     arrays, _, _ = load(name)
     e = experiment(tmp_path, name)
     torch.save(theirs(name), tmp_path / "theirs.pt")
     e.load_checkpoint_from_path(str(tmp_path / "theirs.pt"), is_accelerate_state=False)
     e.write_latest_policy()
-    acts_as_the_oracle(amago.load_policy(e.run_dir, num_envs=3, sample=False), name)
+    acts_as_the_original(amago.load_policy(e.run_dir, num_envs=3, sample=False), name)
     a = {k: torch.as_tensor(v) for k, v in arrays.items()}
     e.policy.train()
     losses = e.compute_loss(golden_batch(a), log_step=False)
