@@ -123,6 +123,10 @@ def capturing(x: Tensor) -> bool:
     return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
+read_by_graph: list[Tensor] = []
+"""The cached values that the CUDA graph reads which is captured now. Whoever captures empties it before, and keeps them with the graph."""
+
+
 def state_of_weights(weights: Iterable[Tensor]) -> list[int]:
     """Numbers that change where one of the tensors is written in place, or an optimizer steps."""
     return [*_steps, *(0 if x.is_inference() else x._version for x in weights)]
@@ -134,8 +138,8 @@ class WeightCache:
     It is valid while every source is the same storage at the same version, and no optimizer has stepped. Writes through
     ``Tensor.data`` raise no version: modules call `clear` when they change their mode, which covers updates in training. Where
     gradients are on, or where a source is an inference tensor (which has no version), nothing is cached. The capture of a CUDA
-    graph reads what is cached, which is kept until `clear`, and computes the rest at each replay: `state_of_weights` tells
-    when to capture again. Threads may share a cache; copies of it are empty.
+    graph reads what is cached, which it must keep (`read_by_graph`), and computes the rest at each replay: `state_of_weights`
+    tells when to capture again. Threads may share a cache; copies of it are empty.
     """
 
     def __init__(self) -> None:
@@ -145,7 +149,6 @@ class WeightCache:
     def clear(self) -> None:
         """Forget the value."""
         self._entry: tuple[list[Any], Tensor, list[Tensor]] | None = None  # with the storages, which no other tensor gets then
-        self._read_by_graphs: list[Tensor] = []
 
     def get(
         self, sources: Iterable[Tensor | None], compute: Callable[[], Tensor], exact: bool = False, pack: bool = False
@@ -170,7 +173,7 @@ class WeightCache:
         entry, captured = self._entry, capturing(given[0])
         if entry is not None and entry[0] == key:
             if captured:
-                self._read_by_graphs.append(entry[1])
+                read_by_graph.append(entry[1])
             return entry[1]
         if captured:
             return compute()
@@ -199,7 +202,7 @@ class WeightCache:
         return _onednn()[1](x, found, bias, "none", [], "") if found.is_mkldnn else F.linear(x, found, bias)  # type: ignore[index, no-any-return]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_entry": None, "_read_by_graphs": []}
+        return {**self.__dict__, "_entry": None}
 
 
 class CachedWeights(nn.Module):

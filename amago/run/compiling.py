@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from amago.data.batch import Batch
+from amago.nets.utils import read_by_graph
 
 logger = logging.getLogger(__name__)
 LENGTHS = 4
@@ -173,8 +174,10 @@ class _Graph:
 
     def __init__(self, function: OfTensors, given: list[Tensor]) -> None:
         self._given, self._graph = [x.clone() for x in given], torch.cuda.CUDAGraph()
+        read_by_graph.clear()
         with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):  # a loader's threads go on
             self._result = function(self._given)
+        self._read = read_by_graph[:]  # also where their cache is cleared meanwhile
 
     def __call__(self, given: list[Tensor]) -> Any:
         torch._foreach_copy_(self._given, given)
