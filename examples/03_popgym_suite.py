@@ -27,7 +27,7 @@ def add_cli(parser: ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="GAME",
-        help="games, such as easier ones, that actors play by turns with --env, in which alone they are evaluated",
+        help="games of the same spaces, such as easier ones, which other actors play; evaluations are of --env alone",
     )
     parser.add_argument("--no_timer", action="store_true", help="do not observe the elapsed time")
     parser.set_defaults(

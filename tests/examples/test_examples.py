@@ -221,6 +221,20 @@ def test_flags_of_the_original_systems_examples(name: str, flags: str, meant: di
     assert {key: args[key] for key in meant} == meant
 
 
+@pytest.mark.parametrize("name", [where_installed("03_popgym_suite.py")])
+def test_games_are_played_beside_the_one_that_is_judged(name: str, tmp_path: Path) -> None:
+    assert "leave out --beside" in refusal(name, tmp_path, "--beside", "AutoencodeEasy")
+    words = "--env RepeatPreviousMedium --beside RepeatPreviousEasy --no_async --timesteps_per_epoch 110 --eval_timesteps 110"
+    outcome = run_script(EXAMPLES / name, [*FEW.split(), *words.split()], tmp_path)
+    assert outcome.code == 0, outcome.text
+    played = {
+        row["section"]: {k.rpartition(" ")[2] for k in row["values"] if k.startswith("Average Total Return in ")}
+        for row in metrics(tmp_path)
+    }
+    assert (len(played["rollout"]), len(played["val"])) == (2, 1)
+    assert played["val"] < played["rollout"]
+
+
 IN_CONFIG = [
     ("--horizon 50", "Discrete.clip_prob_low = 0.001", "Discrete.clip_prob_high = 0.99"),  # one wrong step in a corridor
     ("--horizon 200 --active", "Discrete.clip_prob_low = 0.0005", "Discrete.clip_prob_high = 0.995"),
