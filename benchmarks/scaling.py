@@ -180,7 +180,7 @@ def draw(found: Sequence[Row], picture: Path) -> None:
 
     figure = Figure(figsize=(15, 3.4), layout="constrained")
     titles = ("actors", "steps of a sequence", "width", "trajectories", "trajectories")
-    what = ("ms, a step of all actors", "ms, an update", "ms, an update", "ms, opening the store", "µs, a slice")
+    what = ("ms, a step of all actors", "ms, an update", "ms, an update", "ms, opening the store", "us, a slice")
     for axes, case, xlabel, ylabel in zip(figure.subplots(1, 5), CASES, titles, what):
         mine = [row for row in found if row.case == case.format(int(row.details["size"]))]
         if mine:

@@ -78,10 +78,7 @@ class CountingEnv(gym.Env[Any, Any]):
         self.width = 1 if kind == "discrete" else int(np.prod(self.action_space.shape or ()))
         big = np.float32(np.inf)
         self.observation_space = gym.spaces.Dict(
-            {
-                "count": gym.spaces.Box(-big, big, (4,), np.float32),
-                "took": gym.spaces.Box(-big, big, (self.width,), np.float32),
-            }
+            {"count": gym.spaces.Box(-big, big, (4,), np.float32), "took": gym.spaces.Box(-big, big, (self.width,), np.float32)}
         )
         self.episode, self.t, self.seeds = -1, 0, []
 

@@ -132,10 +132,7 @@ def updates(directory, agent, kind, weights, rank=0, count=1):
     }  # else rounding decides where an advantage is 0
     tiny.config.bind(
         {**tiny.TWO_HOT, **no_dropout, **smooth, "exp_filter.clip_weights_high": 5.0, "MultiTaskAgent.online_coeff": 0.5}
-        | {
-            "Agent.entropy_target": 0.5 if weights == "entropy" else None,
-            "Agent.rescale_critics": weights == "rescaled",
-        }
+        | {"Agent.entropy_target": 0.5 if weights == "entropy" else None, "Agent.rescale_critics": weights == "rescaled"}
     )
     torch.set_default_dtype(torch.float64)
     try:

@@ -11,10 +11,7 @@ from amago.store import TrajectoryStore, TrajectoryWriter
 
 ACTIONS = gym.spaces.Discrete(100_000)
 OBS = gym.spaces.Dict(
-    {
-        "a/b": gym.spaces.Box(-np.inf, np.inf, (3,), np.float32),
-        "image": gym.spaces.Box(0, 255, (2, 2, 3), np.uint8),
-    }
+    {"a/b": gym.spaces.Box(-np.inf, np.inf, (3,), np.float32), "image": gym.spaces.Box(0, 255, (2, 2, 3), np.uint8)}
 )
 KINDS = ("segments", "npz", "npz-compressed")
 

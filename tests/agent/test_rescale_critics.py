@@ -26,9 +26,8 @@ def trained(base, updates, space=CHOICES, unit=1.0, **options):
 @pytest.mark.parametrize("space", [CHOICES, NUMBERS], ids=["choices", "numbers"])
 def test_the_scale_follows_the_returns_and_values_do_not_change_units(space):
     agent = trained(-300.0, 300, space, rescale_critics=True)
-    assert (
-        64.0 <= agent.critics.output_scale.item() <= 512.0
-    )  # returns of -3,000 with the reward multiplier, a tenth of that raw
+    # returns of -3,000 with the reward multiplier, a tenth of that raw
+    assert 64.0 <= agent.critics.output_scale.item() <= 512.0
     assert torch.equal(agent.critics.output_scale, agent.target_critics.output_scale)
     with torch.no_grad():
         q = agent.get_values(two_sides(torch.Generator().manual_seed(1), -300.0, space))["q_sa"]

@@ -223,22 +223,11 @@ def test_a_corridor_is_trained_and_shown(tmp_path, capsys, monkeypatch):
 
 def test_corridors_of_all_lengths_are_trained_and_go_on_with_the_weights_of_shorter_ones(tmp_path, capsys, monkeypatch):
     board = judged_by_two(tmaze_lengths.BOARD)
-    words = (
-        "--horizon 12 --shortest 4 --timesteps_per_epoch 12 --memory_size 8 --parallel_actors 3 --grads_per_epoch 2 --epochs 1"
-    )
     monkeypatch.setattr(tmaze_lengths, "BOARD", board)
-    trained(tmaze_lengths.BOARD, tmp_path / "r", "--tasks", "1000", "--seeds", "0", f"--more={words} --batch_size 2")
-    trained(
-        tmaze_lengths.BOARD,
-        tmp_path / "r",
-        "--tasks",
-        "3000",
-        "--seeds",
-        "0",
-        "--budget",
-        "0",
-        f"--more={words} --batch_size 2",
-    )
+    words = "--horizon 12 --shortest 4 --timesteps_per_epoch 12 --memory_size 8 --parallel_actors 3 --grads_per_epoch 2"
+    for task, budget in (("1000", "1e9"), ("3000", "0")):
+        given = ("--tasks", task, "--seeds", "0", "--budget", budget, f"--more={words} --batch_size 2 --epochs 1")
+        trained(tmaze_lengths.BOARD, tmp_path / "r", *given)
     first, second = (load_weight_file(tmp_path / "work" / "r" / f"{h}_0.pt").weights for h in (1000, 3000))
     assert all(torch.equal(second[name], weight) for name, weight in first.items()), "without an update"
     rows = shown(tmaze_lengths.BOARD, tmp_path / "r", capsys)
@@ -275,9 +264,8 @@ def test_models_learn_speeds_from_labels(model):
 
 
 def test_the_sign_of_the_first_step_is_learned_from_labels(capsys):
-    assert (
-        supervised.main(["sign", "--models", "gru", "--length", "6", "--updates", "130", "--rate", "3e-3", "--seeds", "1"]) == 0
-    )
+    words = "--models gru --length 6 --updates 130 --rate 3e-3 --seeds 1"
+    assert supervised.main(["sign", *words.split()]) == 0
     head, _, row = capsys.readouterr().out.splitlines()
     assert head == "| model | 60 | 125 | 130 |"
     assert row.startswith("| gru | ")

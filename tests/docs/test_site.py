@@ -2,7 +2,6 @@
 
 import ast
 import importlib
-import importlib.util
 import re
 import subprocess
 import sys

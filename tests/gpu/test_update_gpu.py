@@ -105,9 +105,8 @@ def test_updates_by_graphs_equal_ordinary_ones(agent_type, make_env, traj, field
     assert len(replays) == 6
     assert "failed" not in caplog.text
     assert not tiny.differing(*map(tiny.weights, (ordinary, graphs)))
-    assert (
-        ordinary.grad_update_counter == graphs.grad_update_counter == (12 if "fp16" in fields.values() else 13)
-    )  # the first scale
+    made = 12 if "fp16" in fields.values() else 13  # the first scale
+    assert ordinary.grad_update_counter == graphs.grad_update_counter == made
     for wanted, metrics in zip(expected, found):
         assert wanted.keys() == metrics.keys()
         for name in wanted:

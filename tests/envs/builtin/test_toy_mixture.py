@@ -9,13 +9,8 @@ from amago.envs.statistics import AMAGO_ENV_LOG_PREFIX
 
 SCORE = f"{AMAGO_ENV_LOG_PREFIX} Score"
 ROOM = {
-    "dark": False,
-    "size": 2,
-    "max_episode_steps": 6,
-    "meta_rollout_horizon": 6,
-    "start_location": (0, 0),
-    "key_location": (1, 1),
-}
+    "dark": False, "size": 2, "max_episode_steps": 6, "meta_rollout_horizon": 6, "start_location": (0, 0), "key_location": (1, 1),
+}  # fmt: skip
 ALONE = {  # the environment, what one of its rewards is worth, and the most of them
     "recall": (lambda: TMazePassive(2), 1.0, 1),
     "lake": (lambda: MetaFrozenLake(2, 3, max_episode_steps=4), 30.0, 3),
