@@ -29,7 +29,16 @@ from amago.nets.mamba import Mamba, MambaBlock, MambaState
 from amago.nets.traj_base import TRAJ_ENCODERS, LayeredState
 from amago.nets.traj_base import Dones as Dones
 from amago.nets.traj_base import TrajEncoder as TrajEncoder
-from amago.nets.utils import Linear, Log, activation_switch, autocast_dtype, check_positive
+from amago.nets.utils import (
+    CachedWeights,
+    Linear,
+    Log,
+    WeightCache,
+    activation_switch,
+    autocast_dtype,
+    caches_nothing,
+    check_positive,
+)
 
 State: TypeAlias = Tensor | None
 register_traj_encoder = TRAJ_ENCODERS.register
@@ -153,20 +162,47 @@ class RNNTrajEncoder(LayeredState, TrajEncoder):
             x, state = self.rnn(seq)
             hidden_state = pytree.tree_map(Tensor.detach, state)
         else:
-            # a graph of this call must not contain the tensor that is written next
-            x, new = self.rnn(seq, pytree.tree_map(Tensor.clone, hidden_state))
-            pytree.tree_map(lambda before, after: before.detach().copy_(after.detach()), hidden_state, new)
+            x = self._advanced(seq, hidden_state)
         out = self.out(x)
         return self.out_norm(out if self.shortcut is None else out + self.shortcut(seq)), hidden_state
+
+    def _advanced(self, seq: Tensor, hidden_state: Any) -> Tensor:
+        """The output of the recurrent layers for the steps after a state, which is overwritten with the new one."""
+        # a graph of this call must not contain the tensor that is written next
+        x, new = self.rnn(seq, pytree.tree_map(Tensor.clone, hidden_state))
+        pytree.tree_map(lambda before, after: before.detach().copy_(after.detach()), hidden_state, new)
+        return x  # type: ignore[no-any-return]
 
 
 @register_traj_encoder("gru", "rnn")
 @gin.configurable
-class GRUTrajEncoder(RNNTrajEncoder):
+class GRUTrajEncoder(CachedWeights, RNNTrajEncoder):
     """A GRU (Cho et al. 2014, arXiv 1406.1078). The hidden state is a tensor (n_layers, B, d_hidden), written in place. Its arguments are
     those of `RNNTrajEncoder`."""
 
     layer = nn.GRU
+
+    def _advanced(self, seq: Tensor, hidden_state: Tensor) -> Tensor:
+        if seq.shape[1] > 1 or not self._steps_by_packed_weights(seq):
+            return super()._advanced(seq, hidden_state)
+        x, keeps = seq[:, 0], 2 * self.rnn.hidden_size
+        for layer, h in enumerate(hidden_state.unbind()):
+            given, recalled = self._by_weight(x, f"ih_l{layer}"), self._by_weight(h, f"hh_l{layer}")
+            reset, update = (given[:, :keeps] + recalled[:, :keeps]).sigmoid_().chunk(2, -1)
+            new = torch.addcmul(given[:, keeps:], reset, recalled[:, keeps:]).tanh_()
+            x = h.copy_(torch.lerp(new, h, update))
+        return x.unsqueeze(1)
+
+    def _steps_by_packed_weights(self, seq: Tensor) -> bool:
+        """True where these save time over PyTorch's layer, which takes none (docs/notes/performance.md)."""
+        exact = seq.is_cpu and seq.dtype == torch.float32 and autocast_dtype(seq.device) is None
+        return exact and len(seq) >= 16 and not self.training and not caches_nothing()
+
+    def _by_weight(self, x: Tensor, name: str) -> Tensor:
+        weight, cache = self.rnn.get_parameter(f"weight_{name}"), vars(self).get(f"_{name}")
+        if cache is None:
+            cache = vars(self)[f"_{name}"] = WeightCache()
+        return cache.linear(x, (weight,), lambda: weight, getattr(self.rnn, f"bias_{name}"))  # type: ignore[no-any-return]
 
 
 # programs written for the original system register an LSTM of their own

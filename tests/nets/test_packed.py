@@ -131,14 +131,14 @@ def test_layers_follow_their_parameters(module, change):
 @pytest.mark.parametrize("change", ["AdamW, fused", "EMA", "in place through .data, while training"])
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_sequence_models_that_act_follow_their_parameters(encoder, change):
-    encoder, seq = ENCODERS[encoder]().eval(), torch.randn(3, 4, WIDE)
+    encoder, seq = ENCODERS[encoder]().eval(), torch.randn(16, 4, WIDE)
     with torch.inference_mode():
-        before, _ = rollout(encoder, seq, [[], [], []])
+        before, _ = rollout(encoder, seq, [[]] * 16)
     CHANGES[change](encoder)
-    expected, _ = encoder(seq, torch.arange(4)[None, :, None].expand(3, -1, -1))
+    expected, _ = encoder(seq, torch.arange(4)[None, :, None].expand(16, -1, -1))
     assert not torch.allclose(before, expected, atol=1e-3), "the change does something"
     with torch.inference_mode():
-        after, _ = rollout(encoder, seq, [[], [], []])
+        after, _ = rollout(encoder, seq, [[]] * 16)
     torch.testing.assert_close(after, expected.detach(), rtol=1e-3, atol=1e-3)
 
 
