@@ -195,8 +195,9 @@ class GRUTrajEncoder(CachedWeights, RNNTrajEncoder):
 
     def _steps_by_packed_weights(self, seq: Tensor) -> bool:
         """True where these save time over PyTorch's layer, which takes none (docs/notes/performance.md)."""
-        exact = seq.is_cpu and seq.dtype == torch.float32 and autocast_dtype(seq.device) is None
-        return exact and len(seq) >= 16 and not self.training and not caches_nothing()
+        if self.training or caches_nothing():  # also no condition on a number of rows that is a variable
+            return False
+        return len(seq) >= 16 and seq.is_cpu and seq.dtype == torch.float32 and autocast_dtype(seq.device) is None
 
     def _by_weight(self, x: Tensor, name: str) -> Tensor:
         weight, cache = self.rnn.get_parameter(f"weight_{name}"), vars(self).get(f"_{name}")
