@@ -30,6 +30,9 @@ def add_cli(parser: ArgumentParser) -> None:
         help="games of the same spaces, such as easier ones, which other actors play; evaluations are of --env alone",
     )
     parser.add_argument("--no_timer", action="store_true", help="do not observe the elapsed time")
+    parser.add_argument(
+        "--flat_actions", action="store_true", help="a cell of a board is one choice, in place of its row and column"
+    )
     parser.set_defaults(
         parallel_actors=64, timesteps_per_epoch=None, grads_per_epoch=50, epochs=100, memory_size=64, memory_layers=2,
         learning_rate=1e-3,
@@ -43,7 +46,9 @@ def make_experiment(args: Namespace) -> Experiment:
         raise ValueError("--multidomain draws a game for each rollout: leave out --beside")
 
     def make_env(game: str = args.env) -> AMAGOEnv:
-        return AMAGOEnv(MultiDomainPOPGym(args.multidomain or None) if many else POPGymGame(game, timer=not args.no_timer))
+        if many:
+            return AMAGOEnv(MultiDomainPOPGym(args.multidomain or None))
+        return AMAGOEnv(POPGymGame(game, timer=not args.no_timer, flat_actions=args.flat_actions))
 
     games = [args.env, *args.beside]
     make_train_env = [partial(make_env, games[i % len(games)]) for i in range(args.parallel_actors)]

@@ -65,6 +65,13 @@ def test_without_the_timer_everything_is_as_upstream_says() -> None:
                 over = terminated or truncated
 
 
+def test_a_cell_of_a_board_can_be_one_choice() -> None:
+    flat, plain = (POPGymGame("BattleshipEasy", flat_actions=given) for given in (True, False))
+    assert (flat.action_space, repr(flat.reset(seed=2))) == (gym.spaces.Discrete(64), repr(plain.reset(seed=2)))
+    for cell in range(20, 50, 3):
+        assert repr(flat.step(cell)) == repr(plain.step(np.array([cell // 8, cell % 8])))
+
+
 def test_mazes_depend_on_their_seed_alone() -> None:
     """Upstream draws them with the generators of the process, which it seeds, too."""
     one, two = POPGymGame("LabyrinthEscapeEasy"), POPGymGame("LabyrinthEscapeEasy")

@@ -38,8 +38,3 @@ def test_records_are_imitated_by_weights_unless_a_filter_is_given(tmp_path, buff
     weighted = given is None and folder == "protected"  # files in fifo were collected by another process
     assert e.policy.fbc_filter_func is (exp_filter if weighted else given or binary_filter)
     assert ("fbc_filter_func is exp_filter" in capsys.readouterr().out) == weighted
-
-
-def test_a_run_that_collects_keeps_the_binary_filter(tmp_path):
-    e = tiny.learned(tmp_path, agent_type=MultiTaskAgent, epochs=1)
-    assert e.policy.fbc_filter_func is binary_filter

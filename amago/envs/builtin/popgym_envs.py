@@ -6,6 +6,7 @@ Needs ``pip install 'amago[popgym]'``.
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import warnings
 from collections.abc import Iterator, Sequence
@@ -82,15 +83,23 @@ class POPGymGame(gym.Env[Observation, Any]):
             ``horizon``.
         truncated_is_done: whether the time limit terminates instead of truncating. It belongs to these games, because rewards
             are scaled by its length; POPGym truncates in some games and terminates in others.
+        flat_actions: whether a choice of several numbers, such as a row and a column, is one number: cells of a board are numbered
+            row by row. A policy draws several numbers independently of each other, so that it cannot draw any cell but some.
     """
 
-    def __init__(self, game: str = "RepeatPreviousEasy", timer: bool = True, truncated_is_done: bool = True) -> None:
+    def __init__(
+        self, game: str = "RepeatPreviousEasy", timer: bool = True, truncated_is_done: bool = True, flat_actions: bool = False
+    ) -> None:
         self.game = game_name(game)
         self.timer = common.check_bool("timer", timer)
         self.truncated_is_done = common.check_bool("truncated_is_done", truncated_is_done)
         self._env, self.horizon = _make(self.game)
         self.env_name = f"popgym_{self.game}"
-        self.action_space = self._env.action_space
+        self.action_space = own = self._env.action_space
+        self._sizes: tuple[int, ...] = ()
+        if common.check_bool("flat_actions", flat_actions) and isinstance(own, gym.spaces.MultiDiscrete):
+            self._sizes = tuple(int(n) for n in own.nvec.reshape(-1))
+            self.action_space = gym.spaces.Discrete(math.prod(self._sizes))
         self.observation_space: gym.Space[Any] = self._env.observation_space
         if self.timer:
             clock = gym.spaces.Box(0.0, 1.0, shape=(1,), dtype=np.float32)
@@ -111,6 +120,10 @@ class POPGymGame(gym.Env[Observation, Any]):
     def step(self, action: object) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         if self._clock is None:
             common.refuse_step("POPGymGame")
+        if self._sizes:
+            action = np.array(
+                np.unravel_index(common.check_action(action, math.prod(self._sizes)), self._sizes), dtype=np.int64
+            )
         obs, reward, terminated, truncated, _ = self._env.step(action)
         self._clock += 1
         terminated = bool(terminated or (truncated and self.truncated_is_done))
@@ -153,9 +166,9 @@ class MultiDomainPOPGym(gym.Env[Observation, np.int64]):
     def __init__(self, games: Sequence[str] | None = None, warmup_episodes: int = 1) -> None:
         self.games = common.check_names("games", MULTI_DOMAIN_GAMES if games is None else games, game_name)
         self.warmup_episodes = common.check_int("warmup_episodes", warmup_episodes, 0)
-        self._all = [POPGymGame(game, timer=False, truncated_is_done=True) for game in self.games]
+        self._all = [POPGymGame(game, timer=False, flat_actions=True) for game in self.games]
         components = [_components(env.game, "observations", env.observation_space) for env in self._all]
-        self._actions = [_components(env.game, "actions", env.action_space) for env in self._all]
+        self._actions = [int(_components(env.game, "actions", env.action_space).prod()) for env in self._all]
         self._offsets = [np.cumsum(sizes) - sizes for sizes in components]
         self._width = width = max(int(sizes.sum()) for sizes in components)
         self.observation_space = gym.spaces.Dict(
@@ -166,7 +179,7 @@ class MultiDomainPOPGym(gym.Env[Observation, np.int64]):
                 ),
             }
         )
-        self._most_actions = int(max(sizes.prod() for sizes in self._actions))
+        self._most_actions = max(self._actions)
         self.action_space = gym.spaces.Discrete(self._most_actions)
         self.horizon = (1 + self.warmup_episodes) * max(env.horizon for env in self._all)
         self._now, self._episode, self._clock = 0, -1, 0
@@ -206,11 +219,8 @@ class MultiDomainPOPGym(gym.Env[Observation, np.int64]):
         self._clock = 0
         return self._all[self._now].reset(seed=int(self.np_random.integers(2**31)))[0]
 
-    def _action(self, action: object) -> Any:
-        index = common.check_action(action, self._most_actions)
-        sizes = self._actions[self._now]
-        index %= int(sizes.prod())
-        return index if sizes.size == 1 else np.array(np.unravel_index(index, tuple(sizes)), dtype=np.int64)
+    def _action(self, action: object) -> int:
+        return common.check_action(action, self._most_actions) % self._actions[self._now]
 
     def _observe(self, obs: object, reward: float, opened: bool = False) -> Observation:
         bits = np.zeros(self._width, dtype=np.uint8)
