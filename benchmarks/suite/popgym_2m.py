@@ -28,14 +28,19 @@ WORDS = {
 
 
 def table(results: Path) -> str:
-    """One row for each game: greedy returns by seed, normalised, the most steps that one took, and the published figures."""
-    lines = ["| environment | greedy, by seed | steps | PPO, GRU | PPO, Transformer |", "| --- " * 5 + "|"]
+    """One row for each game: returns by seed, greedy and with drawn actions, normalised, the most steps that one took, and the published
+    figures."""
+    lines = ["| environment | greedy, by seed | sampled | steps | PPO, GRU | PPO, Transformer |", "| --- " * 6 + "|"]
     for name, theirs in PUBLISHED.items():
         found = read(results / name)
-        scores = ", ".join(f"{(r.greedy + 1) / 2:.2f}" for r in found) or "not run"
+        greedy, sampled = (_normalised(scores) for scores in ([r.greedy for r in found], [r.sampled for r in found]))
         steps = max((r.steps for r in found), default=0)
-        lines.append(f"| {name} | {scores} | {steps:,} | {theirs[0]:.2f} | {theirs[1]:.2f} |")
+        lines.append(f"| {name} | {greedy} | {sampled} | {steps:,} | {theirs[0]:.2f} | {theirs[1]:.2f} |")
     return "\n".join(lines)
+
+
+def _normalised(returns: list[float]) -> str:
+    return ", ".join(f"{(x + 1) / 2:.2f}" for x in returns) or "not run"
 
 
 ENTRIES = [Entry(name, "03_popgym_suite.py", f"{words} --lr_cooldown 0.5 --env {name}") for name, words in WORDS.items()]
