@@ -13,7 +13,7 @@ import amago
 
 ROOT = Path(amago.__file__).parent
 LAYERS = [
-    {"ops", "config", "spaces", "registry", "describe", "fields"},
+    {"ops", "config", "spaces", "registry", "describe", "fields", "system"},
     {"data", "hindsight", "relabeling"},
     {"store", "nets"},
     {"loading", "envs", "agent"},

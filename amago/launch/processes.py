@@ -16,8 +16,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from amago import system
 from amago.run.launched.protocol import RANKS_FILE, Assignment, read_small
-from amago.store import system
 
 START_SECONDS, STEP_SECONDS, STOP_SECONDS = 600.0, 180.0, 120.0
 """Longest time to a process's first sign of life, or while it saves; to the next sign while it collects or trains; to its end."""

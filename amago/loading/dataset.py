@@ -16,12 +16,12 @@ import gymnasium as gym
 import numpy as np
 from torch.utils.data import Dataset
 
+from amago import system
 from amago.data.batch import Batch, RLData, check_padded_sampling, collate, global_rng, subsequence
 from amago.data.extras import ExtraField, check_extra_fields
 from amago.data.trajectory import FrozenTraj, StoredTraj
 from amago.relabeling import NoOpRelabeler, Relabeler, with_extras_of
 from amago.spaces import ActionSpec, space_differences
-from amago.store import system
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from amago.store import system
+from amago import system
 
 T = TypeVar("T")
 SIGNALS = system.signals("SIGINT", "SIGTERM", "SIGUSR1")

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
+from amago import system
 from amago.run.launched.protocol import read_small
-from amago.store import system
 
 log = logging.getLogger(__name__)
 

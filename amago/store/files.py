@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from amago.store import system
+from amago import system
 
 logger = logging.getLogger(__name__)
 

@@ -40,10 +40,10 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
+from amago import system
 from amago.data.trajectory import OBS_KEY, FrozenTraj, StoredTrajs, columns, under
 from amago.spaces import ActionSpec, key_problem
 from amago.store import schema as sc
-from amago.store import system
 from amago.store.files import BadFileError, read_exactly
 
 SEGMENT_NAME = re.compile(r"(?P<writer>[A-Za-z0-9_-]+)-(?P<sequence>[0-9]{12})-n(?P<n>[0-9]+)\.safetensors")

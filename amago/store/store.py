@@ -15,10 +15,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from amago import system
 from amago.data.extras import ExtraField
 from amago.data.trajectory import StoredTraj
 from amago.spaces import ActionSpec
-from amago.store import formats, system
+from amago.store import formats
 from amago.store import index as ix
 from amago.store.files import TEMPORARY, BadFileError, EvictedError, PickleRefusedError, is_stale
 from amago.store.index import FIFO, PARTITIONS, PROTECTED, Entry, RefusedFiles, Stamps

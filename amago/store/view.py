@@ -13,12 +13,12 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from amago import system
 from amago.data.extras import ExtraField
 from amago.data.trajectory import StoredTraj
 from amago.spaces import ActionSpec
 from amago.store import index as ix
 from amago.store import schema as sc
-from amago.store import system
 from amago.store.files import BadFileError, DamagedError, EvictedError, open_regular
 from amago.store.formats import Member, read_original
 from amago.store.index import Entry

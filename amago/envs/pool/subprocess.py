@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 import psutil
 
+from amago import system
 from amago.envs.pool import worker as protocol
 from amago.envs.pool.base import ActorPlan, ActorPool, Spaces
 from amago.envs.pool.faults import RETRY_PAUSE, ActorError, EnvironmentMistake, Fault, RestartBudget
 from amago.envs.pool.memory import Buffers, Layout, layout_of, shared_memory_for
-from amago.store import system
 
 logger = logging.getLogger(__name__)
 

@@ -44,13 +44,12 @@ import gymnasium as gym
 import numpy as np
 
 import amago.envs.exploration  # noqa: F401  (registers its configurables before bindings arrive)
-from amago import config
+from amago import config, system
 from amago.envs.pool.base import ActorPlan
 from amago.envs.pool.faults import EnvironmentMistake, Fault
 from amago.envs.pool.memory import Buffers
 from amago.envs.pool.sync import ActorSet
 from amago.envs.recorder import RecordingError
-from amago.store import system
 
 READY, ATTACHED = b"R", b"B"
 STEP_GROUP = tuple(b"%d" % group for group in range(10))
