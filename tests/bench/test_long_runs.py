@@ -1,13 +1,11 @@
 """The long runs: their commands, their settings, and what is said of their cost."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import gin
 import numpy as np
 import pytest
-import torch
 
 from amago import config
 from benchmarks import long_runs
@@ -16,14 +14,6 @@ from benchmarks.long_run_cases import RUNS, build
 PAGE = (Path(__file__).parents[2] / "docs" / "long_runs.md").read_text()
 SHORT = "--max_seq_len 16 --batch_size 2 --parallel_actors 10"  # but with the real networks
 NAMES = [run.name for run in RUNS]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("run", RUNS, ids=NAMES)

@@ -84,7 +84,7 @@ class POPGymGame(gym.Env[Observation, Any]):
         truncated_is_done: whether the time limit terminates instead of truncating. It belongs to these games, because rewards
             are scaled by its length; POPGym truncates in some games and terminates in others.
         flat_actions: whether a choice of several numbers, such as a row and a column, is one number: cells of a board are numbered
-            row by row. A policy draws several numbers independently of each other, so that it cannot draw any cell but some.
+            row by row. Several numbers are drawn independently of each other, so that no policy can rule out single cells.
     """
 
     def __init__(
@@ -121,9 +121,8 @@ class POPGymGame(gym.Env[Observation, Any]):
         if self._clock is None:
             common.refuse_step("POPGymGame")
         if self._sizes:
-            action = np.array(
-                np.unravel_index(common.check_action(action, math.prod(self._sizes)), self._sizes), dtype=np.int64
-            )
+            cell = common.check_action(action, math.prod(self._sizes))
+            action = np.array(np.unravel_index(cell, self._sizes), dtype=np.int64)
         obs, reward, terminated, truncated, _ = self._env.step(action)
         self._clock += 1
         terminated = bool(terminated or (truncated and self.truncated_is_done))

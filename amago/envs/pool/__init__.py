@@ -106,7 +106,7 @@ def make_pool(
 
             return DevicePool(plan, max_env_restarts)
     if env_mode in ("async", "auto") and "poll" in vars(select):
-        from amago.envs.pool.subprocess import AsyncPool  # not imported before: a tenth of the time of an actor's import
+        from amago.envs.pool.subprocess import AsyncPool  # with psutil and more, a tenth of the time of `import amago.envs`
 
         return AsyncPool(plan, workers, step_timeout, start_timeout, max_env_restarts, mp_context)
     if env_mode == "async":

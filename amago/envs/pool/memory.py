@@ -102,7 +102,7 @@ def shared_memory_for(layout: Layout) -> int:
     Available memory is checked before: where the system overcommits, an allocation that is too large succeeds, and the process
     is killed when it writes there, in the middle of a run.
     """
-    import psutil  # not imported before: a tenth of the time of an actor's import
+    import psutil  # which actors that share no memory do without
 
     size = _places(layout)[1]
     available = psutil.virtual_memory().available + psutil.swap_memory().free
