@@ -8,6 +8,8 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from amago.envs import AMAGO_ENV_LOG_PREFIX
+from amago.envs.builtin.babyai import CHANNELS, VIEW, partial_grid
 from amago.envs.builtin.tmaze import TMazePassive
 from amago.envs.builtin.toy_gym import MetaFrozenLake
 from benchmarks.recall import RepeatPrevious
@@ -107,7 +109,81 @@ def mountain_car_positions() -> gym.Env[Any, Any]:
     return Positions("MountainCarContinuous-v0", [0])
 
 
+class MemoryRoom(gym.Wrapper[Any, Any, Any, Any]):
+    """A ``MiniGrid-Memory*-v0`` whose observation is what the agent sees as bits: of each of 7 x 7 cells, whether it is unseen, empty, a wall,
+    a key or a ball. Logs "Success": whether the rollout ended at the right object. Needs ``amago[minigrid]``.
+    """
+
+    SEEN = tuple(CHANNELS.index(name) for name in ("unseen", "empty", "wall", "key", "ball"))
+
+    def __init__(self, env_id: str) -> None:
+        super().__init__(gym.make(f"minigrid:{env_id}"))
+        self.observation_space = gym.spaces.MultiBinary(VIEW * VIEW * len(self.SEEN))
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        _, info = self.env.reset(seed=seed, options=options)
+        return self._observe(), info
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        _, reward, terminated, truncated, info = self.env.step(action)
+        if terminated or truncated:
+            info[f"{AMAGO_ENV_LOG_PREFIX} Success"] = float(reward > 0)
+        return self._observe(), float(reward), terminated, truncated, info
+
+    def _observe(self) -> NDArray[np.int8]:
+        return partial_grid(self.unwrapped)[..., self.SEEN].ravel().astype(np.int8)  # type: ignore[arg-type]
+
+
+class ProofOfMemory(gym.Env[NDArray[np.float32], np.int64]):
+    """A walk along a line to the goal that was shown in the first two steps: the proof-of-concept task of Pleines et al. 2022
+    (arXiv:2205.11498), as far as its description says.
+
+    The line is 1 long to either side of its middle, a step .2, and the agent begins at most .4 from the middle; it stands still while the goals
+    are shown. Reward: 1 at the right goal, -1 at the wrong one, -.1 / 4 for each other step; a rollout ends at a goal, or after 32 steps.
+
+    Observation, float32 ``(3,)``: the left goal (1 right, -1 wrong, 0 no longer shown), the position, and the right goal. Actions: left, right.
+    Logs "Success".
+    """
+
+    SHOWN, HALF, LIMIT = 2, 5, 32  # steps shown, steps from the middle to a goal, steps of a rollout at most
+
+    def __init__(self) -> None:
+        self.observation_space = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
+        self.action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._side = int(self.np_random.choice((-1, 1)))
+        self._at, self._t = int(self.np_random.integers(-2, 3)), 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self._t >= self.SHOWN:
+            self._at += 2 * int(action) - 1
+        self._t += 1
+        arrived = abs(self._at) == self.HALF
+        won = arrived and self._at * self._side > 0
+        reward = (1.0 if won else -1.0) if arrived else -0.1 / (self.HALF - 1)
+        truncated = not arrived and self._t == self.LIMIT
+        info = {f"{AMAGO_ENV_LOG_PREFIX} Success": float(won)} if arrived or truncated else {}
+        return self._observe(), reward, arrived, truncated, info
+
+    def _observe(self) -> NDArray[np.float32]:
+        side = self._side if self._t < self.SHOWN else 0
+        return np.array([-side, self._at / self.HALF, side], np.float32)
+
+
 # without arguments, as `amago train` takes them
+def memory_s7() -> gym.Env[Any, Any]:
+    """MiniGrid-MemoryS7-v0, in bits."""
+    return MemoryRoom("MiniGrid-MemoryS7-v0")
+
+
+def memory_s9() -> gym.Env[Any, Any]:
+    """MiniGrid-MemoryS9-v0, in bits."""
+    return MemoryRoom("MiniGrid-MemoryS9-v0")
+
+
 def recall8() -> gym.Env[Any, Any]:
     """Name the suit of the card of eight steps ago."""
     return RepeatPrevious(8)

@@ -17,6 +17,7 @@ from benchmarks.suite import (  # fmt: skip
     methods,
     offline,
     recorded,
+    rooms,
     runs,
     shell,
     statistics,
@@ -26,6 +27,7 @@ from benchmarks.suite import (  # fmt: skip
     tmaze_lengths,
 )
 from benchmarks.suite.__main__ import main
+from benchmarks.suite.envs import ProofOfMemory
 from benchmarks.suite.recorded import Point, Recorder
 from benchmarks.suite.runs import Config
 from benchmarks.suite.tasks import TASKS
@@ -198,6 +200,27 @@ def test_what_amago_train_reaches_is_recorded_and_drawn(tmp_path, capsys):
     assert [r["steps"] for r in found if "score" in r] == [0]
     assert "CartPole-v1 | 475 | not in" in shown(shell.BOARD, tmp_path, capsys, "--picture", str(tmp_path / "curves.png"))[0]
     assert (tmp_path / "curves.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_the_proof_of_memory_pays_at_the_goal_that_it_showed(right):
+    env = ProofOfMemory()
+    for seed in range(10):
+        (left, position, shown), _ = env.reset(seed=seed)
+        way = int((shown > 0) == right)
+        rewards, over = [], False
+        while not over:
+            (seen_left, _, seen_right), reward, over, _, info = env.step(way)
+            rewards.append(reward)
+            assert (seen_left, seen_right) == ((left, shown) if len(rewards) < 2 else (0, 0))
+        assert rewards == [-0.025] * (2 + round(4 - position * (2 * way - 1) * 5)) + [1.0 if right else -1.0]
+        assert list(info.values()) == [float(right)]
+
+
+def test_a_task_of_what_is_seen_once_is_trained_and_shown(tmp_path, capsys):
+    trained(rooms.BOARD, tmp_path, "--tasks", "ProofOfMemory", "--seeds", "0", "--budget", "0")
+    (row,) = shown(rooms.BOARD, tmp_path, capsys)
+    assert re.fullmatch(r"\| ProofOfMemory \| [01]\.\d\d \| \S+ \| \S+ \| not reached \| \d+ \|", row)
 
 
 def test_a_corridor_is_trained_and_shown(tmp_path, capsys, monkeypatch):

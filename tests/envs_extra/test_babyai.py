@@ -21,6 +21,7 @@ from amago.envs.builtin.babyai import (
     longest_mission,
 )
 from amago.envs.statistics import AMAGO_ENV_LOG_PREFIX
+from benchmarks.suite.envs import memory_s7
 
 minigrid = pytest.importorskip("minigrid", reason="MiniGrid is not installed: pip install 'amago[minigrid]'")
 
@@ -186,3 +187,19 @@ def test_what_does_not_fit_is_refused() -> None:
     short = MultitaskMetaBabyAI("GoToLocal", mission_length=4)
     with pytest.raises(ValueError, match="mission_length must be at least 5"):
         short.reset(seed=0)
+
+
+def test_a_memory_room_shows_what_minigrid_shows_and_logs_success():
+    env, objects = memory_s7(), minigrid.core.constants.OBJECT_TO_IDX
+    kinds, ends = [objects[name] for name in ("unseen", "empty", "wall", "key", "ball")], set()
+    for seed in range(40):
+        (obs, _), rng, over = env.reset(seed=seed), np.random.default_rng(seed), False
+        while not over:
+            seen = env.unwrapped.gen_obs()["image"][..., 0]
+            np.testing.assert_array_equal(obs.reshape(7, 7, 5), seen[..., None] == kinds)
+            obs, reward, terminated, truncated, info = env.step(rng.integers(3))
+            over = terminated or truncated
+        success = tuple(env.unwrapped.agent_pos) == env.unwrapped.success_pos
+        assert (info[f"{AMAGO_ENV_LOG_PREFIX} Success"], reward > 0) == (success, success)
+        ends.add((terminated, success))
+    assert ends >= {(True, True), (True, False)}
