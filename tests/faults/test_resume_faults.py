@@ -286,7 +286,7 @@ def test_a_damaged_checkpoint_is_noticed_wherever_it_is_damaged(tmp_path, caplog
 
 
 def test_signals_save_and_end_a_run_wherever_they_hit(tmp_path, begin):
-    random, wanted, longest, hit = rng("signals"), count(8, 48), 0.0, Counter()
+    random, wanted, longest, hit = rng("signals"), count(5, 48), 0.0, Counter()
     signals = list(SIGNALS)
     for i in range(wanted):
         said = tmp_path / f"life-{i}"
