@@ -136,7 +136,7 @@ class MemoryRoom(gym.Wrapper[Any, Any, Any, Any]):
 
 class ProofOfMemory(gym.Env[NDArray[np.float32], np.int64]):
     """A walk along a line to the goal that was shown in the first two steps: the proof-of-concept task of Pleines et al. 2022
-    (arXiv:2205.11498), as far as its description says.
+    (arXiv:2205.11498), of our own writing: it was not compared with its authors' code.
 
     The line is 1 long to either side of its middle, a step .2, and the agent begins at most .4 from the middle; it stands still while the goals
     are shown. Reward: 1 at the right goal, -1 at the wrong one, -.1 / 4 for each other step; a rollout ends at a goal, or after 32 steps.
