@@ -8,8 +8,9 @@ from __future__ import annotations
 import copy
 import logging
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -21,8 +22,12 @@ from amago.nets.utils import read_by_graph
 
 logger = logging.getLogger(__name__)
 LENGTHS = 4
-COMBINED: Mapping[str, Any] = {"combo_kernels": True, "combo_kernel_max_num_nodes": 32}
-"""Options of the compiler on a GPU: small kernels side by side in one start, also more of them than by default."""
+
+
+def combined() -> dict[str, Any]:
+    """Options of the compiler on a GPU: small kernels side by side in one start, and more of them than by default, where this PyTorch can."""
+    wanted, known = {"combo_kernels": True, "combo_kernel_max_num_nodes": 32}, torch._inductor.list_options()
+    return {name: value for name, value in wanted.items() if name in known}
 
 
 def bucket(length: int, longest: int) -> int:
@@ -57,7 +62,7 @@ class CompiledLoss:
     def __init__(self, loss: Callable[[Batch, bool], Tensor], policy: nn.Module, longest: int, ranks: int = 1) -> None:
         self.eager, self.policy, self.longest, self.ranks, self.failed = loss, policy, longest, ranks, False
         self._tried: set[tuple[int, ...]] = set()
-        options = dict(COMBINED) if next(policy.parameters()).is_cuda else None
+        options = combined() if next(policy.parameters()).is_cuda else None
         self._whole = torch.compile(loss if ranks == 1 else policy.forward, options=options)
         self._compiler: AbstractContextManager[Any] = nullcontext()
         if ranks > 1:  # what is compiled stays whole: by default the wrapper's buckets divide it, which scans cannot be
@@ -129,8 +134,8 @@ OfTensors = Callable[[list[Tensor]], Any]
 class Graphs:
     """Calls of a function of tensors as CUDA graphs, one for each key.
 
-    The first calls of a key are ordinary ones, on another stream. If a capture fails, a line is logged, and all calls are ordinary ones from
-    then on.
+    The first calls of a key are ordinary ones. If a capture fails, a line is logged, and all calls are ordinary ones from then on; a function
+    that was interrupted must be able to begin again.
 
     Args:
         calls: their name in that line.
@@ -149,23 +154,24 @@ class Graphs:
         """``function(given)``, or the replay of a captured call: its tensors are new, other values those of the capture. Tensors of a key have
         always the same shapes. Where ``state`` is not what it was, this call is an ordinary one, and the next is captured again."""
         if self.failed:
-            return function(given)
+            return on_a_side_stream(function, given)
         if self._states.setdefault(key, state) != state:
             self._states[key], self._ordinary[key] = state, min(self._ordinary[key], WARM_UP - 1)
             self._made.pop(key, None)
         if self._ordinary[key] < WARM_UP:
             self._ordinary[key] += 1
-            return _on_a_side_stream(function, given)
+            return on_a_side_stream(function, given)
         if key not in self._made:
             try:
-                self._made[key] = _Graph(function, given)
+                with _restored_if_it_fails():
+                    self._made[key] = _Graph(function, given)
             except torch.OutOfMemoryError:
                 raise
             except Exception as err:
                 self.failed = True
                 line = f"{type(err).__name__}: {err}".splitlines()[0]
                 logger.warning("%s are not replayed as CUDA graphs, since a capture has failed: %s", self.calls, line)
-                return function(given)
+                return on_a_side_stream(function, given)
         return self._made[key](given)
 
 
@@ -175,7 +181,8 @@ class _Graph:
     def __init__(self, function: OfTensors, given: list[Tensor]) -> None:
         self._given, self._graph = [x.clone() for x in given], torch.cuda.CUDAGraph()
         read_by_graph.clear()
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):  # a loader's threads go on
+        # thread_local: a loader's threads go on
+        with torch.cuda.graph(self._graph, stream=_side_stream(), capture_error_mode="thread_local"):
             self._result = function(self._given)
         self._read = read_by_graph[:]  # also where their cache is cleared meanwhile
 
@@ -206,11 +213,29 @@ class UpdateGraphs:
         return self._graphs(tuple(batch.rews.shape[:2]), update_with, batch.tensors())  # type: ignore[no-any-return]
 
 
-def _on_a_side_stream(function: OfTensors, given: list[Tensor]) -> Any:
-    """As PyTorch asks before a capture: what autograd keeps between calls must not belong to the stream that waits for the graph."""
-    present, side = torch.cuda.current_stream(), torch.cuda.Stream()
+@cache
+def _side_stream() -> torch.cuda.Stream:
+    return torch.cuda.Stream()
+
+
+def on_a_side_stream(function: Callable[..., Any], *args: Any) -> Any:
+    """``function(*args)``, on the stream of all captures: the graph of autograd keeps the stream of each parameter, and one that outlives its
+    update (by a reference to a loss, say) must not bring the main stream into a capture."""
+    present, side = torch.cuda.current_stream(), _side_stream()
     side.wait_stream(present)
     with torch.cuda.stream(side):
-        result = function(given)
+        result = function(*args)
     present.wait_stream(side)
     return result
+
+
+@contextmanager
+def _restored_if_it_fails() -> Iterator[None]:
+    """A capture that fails leaves its stream as the present one, and a generator of random numbers that only a capture may use."""
+    try:
+        with torch.cuda.stream(torch.cuda.current_stream()):  # whose end restores the stream
+            yield
+    except Exception:
+        for generator in torch.cuda.default_generators:
+            generator.graphsafe_set_state(generator.clone_state())
+        raise

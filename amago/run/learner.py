@@ -21,7 +21,7 @@ from amago.data.batch import Batch
 from amago.nets import ranks
 from amago.run.checkpoint import CheckpointError
 from amago.run.collect import Spaces
-from amago.run.compiling import CompiledLoss, Update, UpdateGraphs, can_compile
+from amago.run.compiling import CompiledLoss, Update, UpdateGraphs, can_compile, on_a_side_stream
 from amago.run.group import TIMEOUT, Ranks, leave_at_exit, ranks_on_cpus
 from amago.run.optimizer import load_optimizer, load_schedule, lr_schedule, names_in, rates_of_parts, skips_by_itself
 from amago.run.optimizer import param_groups as param_groups
@@ -289,16 +289,21 @@ class Learner:
         """``update(batch)``, which ends with `step`: by a CUDA graph, if the update can be one."""
         s = self.settings
         optimizer = self.optimizer.optimizer if isinstance(self.optimizer, AcceleratedOptimizer) else self.optimizer
-        if log_step or batch.sources is not None or not skips_by_itself(optimizer):
+        if not skips_by_itself(optimizer) or s.batches_per_update > 1 or self.accelerator.num_processes > 1:
             return update(batch)
-        if s.batches_per_update > 1 or self.accelerator.num_processes > 1:
-            return update(batch)
+        if log_step or batch.sources is not None:
+            return on_a_side_stream(update, batch)
         self._settle()
         self._renew_average()
         self._fill_numbers(optimizer)
         if self._graphs is None:
             self._graphs = UpdateGraphs(s.max_seq_len)
-        metrics = self._graphs(update, batch)
+
+        def from_the_start(batch: Batch) -> dict[str, Any]:
+            self.optimizer.zero_grad()  # a capture that has failed has left gradients
+            return update(batch)
+
+        metrics = self._graphs(from_the_start, batch)
         if (skipped := metrics.pop(_SKIPPED, None)) is not None:
             metrics |= self._counts()
             self._note(skipped)
@@ -315,6 +320,10 @@ class Learner:
         self.accelerator.backward(ranks.shared_if_not_finite(loss))
         if self.accelerator.sync_gradients:
             metrics |= self.update(log_step, loss)
+        info = (
+            self.policy.update_info
+        )  # without the graph: a compiled loss replaces it at its end, and would go on with nodes of the last update
+        info.update({k: v.detach() for k, v in info.items() if isinstance(v, Tensor)})
         return {k: v.detach() if isinstance(v, Tensor) and v.requires_grad else v for k, v in metrics.items()}
 
     def update(self, log_step: bool, loss: Tensor | None = None) -> dict[str, float | Tensor]:
@@ -376,16 +385,18 @@ class Learner:
         for group, number in zip(groups, self._numbers):
             group["lr"] = number
         optimizer.found_inf = skipped
-        if scaler is None:
-            self.optimizer.step()
-        else:  # float16: gradients are clipped, and no longer multiplied by the scale
-            self.optimizer.scaler = None
-            self.optimizer.step()
+        try:
+            if scaler is None:
+                self.optimizer.step()
+            else:  # float16: gradients are clipped, and no longer multiplied by the scale
+                self.optimizer.scaler = None
+                self.optimizer.step()
+                scaler.update()
+        finally:
             self.optimizer.scaler = scaler
-            scaler.update()
-        del optimizer.found_inf
-        for group, rate in zip(groups, rates):
-            group["lr"] = rate
+            del optimizer.found_inf
+            for group, rate in zip(groups, rates):
+                group["lr"] = rate
         self.policy.moves = 1.0 - skipped
         self._follow(self._numbers[-1] if self._numbers else None, ahead=1)
         self.policy.moves = None

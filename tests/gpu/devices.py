@@ -12,9 +12,12 @@ CUDA = pytest.param(
 )
 
 
+SIMULATED = "simcuda" in sys.modules
+
+
 def real_device(what):
     """A mark that skips a test on a simulated device, which has no ``what``."""
-    return pytest.mark.skipif("simcuda" in sys.modules, reason=f"a simulated device has no {what}")
+    return pytest.mark.skipif(SIMULATED, reason=f"a simulated device has no {what}")
 
 
 @contextmanager
@@ -44,6 +47,15 @@ def capture(graph, **options):
 
 
 real_capture = torch.cuda.graph
+
+
+def count_replays(monkeypatch):
+    """A list of the replays from now on. On a simulated device captures leave everything as it was from now on, too."""
+    calls = []
+    if SIMULATED:
+        monkeypatch.setattr(torch.cuda, "graph", capture)
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", counted(torch.cuda.CUDAGraph.replay, calls))
+    return calls
 
 
 def counted(function, calls):

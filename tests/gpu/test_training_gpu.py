@@ -54,10 +54,10 @@ class Poisoned(amago.Experiment):
         return [p.detach().clone() for p in self.policy.parameters()], average, self.lr_schedule.get_last_lr()
 
     def compute_loss(self, batch, log_step):
-        metrics = super().compute_loss(batch, log_step)
         self.losses = getattr(self, "losses", 0) + 1
         if self.losses == 12:
             self.kept = self.what_an_update_moves()
+        metrics = super().compute_loss(batch, log_step)
         if self.losses > 10:
             metrics["Actor Loss"] = metrics["Actor Loss"] * float("inf")
         return metrics

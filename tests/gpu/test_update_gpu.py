@@ -1,23 +1,24 @@
 """What an update asks of the host and of the device, counted exactly on a simulated device."""
 
 import copy
-import sys
 from contextlib import contextmanager
 
 import pytest
 import tiny
 import torch
-from gpu.devices import CUDA, capture, counted
+from gpu.devices import CUDA, SIMULATED, count_replays, real_device
+from run.test_compiled_parity import gradients
 from torch._dynamo.utils import counters
 
 import amago
-from amago.agent import MultiTaskAgent
+from amago import config
+from amago.agent import MultiTaskAgent, exp_filter
 from amago.loading import RLData, collate
 
 AGENTS = [(amago.Agent, tiny.tmaze, "transformer"), (amago.Agent, tiny.pendulum, "ff"), (MultiTaskAgent, tiny.tmaze, "gru")]
 MODELS = ["ff", "transformer", "gru", "mingru", "mamba"]
 PAIRS = [(kind, make, model) for kind, make in ((amago.Agent, tiny.pendulum), (MultiTaskAgent, tiny.tmaze)) for model in MODELS]
-simulated = pytest.mark.skipif("simcuda" not in sys.modules, reason="counts are those of a simulated device")
+simulated = pytest.mark.skipif(not SIMULATED, reason="counts are those of a simulated device")
 
 pytestmark = pytest.mark.parametrize("device", [CUDA], indirect=True)
 
@@ -33,7 +34,7 @@ def prepared(root, agent_type, make_env, traj, **fields):
 @contextmanager
 def no_wait():
     """Fail where the host waits for the device."""
-    if "simcuda" in sys.modules:
+    if SIMULATED:
         from simcuda import Recorder, model
 
         with Recorder() as recorder:
@@ -67,7 +68,6 @@ def updates(e, batches, device):
     return [e.train_step(b.to(e.DEVICE), n % 5 == 4) for n, b in enumerate(batches)]
 
 
-@simulated
 @pytest.mark.filterwarnings("default")  # the compiler warns
 @pytest.mark.parametrize(
     ("agent_type", "make_env", "traj", "fields"),
@@ -81,9 +81,7 @@ def test_updates_by_graphs_equal_ordinary_ones(agent_type, make_env, traj, field
     skipped, and learning rates rise all the time."""
     compile = torch.compile
     monkeypatch.setattr(torch, "compile", lambda function, **options: compile(function, backend="eager"))
-    monkeypatch.setattr(torch.cuda, "graph", capture)
-    replays = []
-    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", counted(torch.cuda.CUDAGraph.replay, replays))
+    replays = count_replays(monkeypatch)
     ordinary, graphs = (
         tiny.started(
             tmp_path / str(on),
@@ -104,19 +102,54 @@ def test_updates_by_graphs_equal_ordinary_ones(agent_type, make_env, traj, field
     expected, found = ([dict(m) for m in updates(e, map(copy.deepcopy, batches), device)] for e in (ordinary, graphs))
     assert len(replays) == 6
     assert "failed" not in caplog.text
-    assert not tiny.differing(*map(tiny.weights, (ordinary, graphs)))
+    assert_same_weights(*map(tiny.weights, (ordinary, graphs)))
     made = 12 if "fp16" in fields.values() else 13  # the first scale
     assert ordinary.grad_update_counter == graphs.grad_update_counter == made
     for wanted, metrics in zip(expected, found):
         assert wanted.keys() == metrics.keys()
         for name in wanted:
-            torch.testing.assert_close(float(metrics[name]), float(wanted[name]), equal_nan=True, rtol=1e-6, atol=0.0)
+            torch.testing.assert_close(
+                float(metrics[name]), float(wanted[name]), equal_nan=True, rtol=1e-6 if SIMULATED else 0.02, atol=0.0
+            )
 
 
-@simulated
+def assert_same_weights(expected, found):
+    """To the bit on a simulated device. On a GPU sums have another order in each update, and 13 of them move weights by 1e-3 at most."""
+    if SIMULATED:
+        assert not tiny.differing(expected, found)
+    for name, weight in expected.items():
+        torch.testing.assert_close(found[name], weight, rtol=0.0, atol=2e-4, msg=lambda m, n=name: f"{n}: {m}")
+
+
+class Asks(amago.Experiment):
+    """Its loss depends on a number that the host reads."""
+
+    def compute_loss(self, batch, log_step):
+        metrics = super().compute_loss(batch, log_step)
+        return metrics | {"Actor Loss": metrics["Actor Loss"] / (1.0 + abs(metrics["Critic Loss"].item()))}
+
+
+@pytest.mark.parametrize(("agent_type", "make_env", "traj"), AGENTS)
+def test_a_run_whose_capture_fails_goes_on_as_without(agent_type, make_env, traj, tmp_path, device, monkeypatch, caplog):
+    replays, found = count_replays(monkeypatch), []
+    fields = {"agent_type": agent_type, "experiment_type": Asks, "max_seq_len": 8}
+    ordinary, graphs = (tiny.started(tmp_path / str(on), make_env, traj, cuda_graphs=on, **fields) for on in (False, True))
+    for group in ordinary.optimizer.param_groups:
+        group["lr"] = torch.tensor(group["lr"], device=device)  # in the precision of a graph
+    batches = [batch_of(8, ordinary) for _ in range(9)]
+    for e in (ordinary, graphs):
+        metrics = updates(e, map(copy.deepcopy, batches), device)
+        found.append((float(metrics[-1]["Loss"]), e.grad_update_counter))
+    assert not replays
+    assert caplog.text.count("updates are not replayed as CUDA graphs, since a capture has failed") == 1
+    assert SIMULATED or torch.cuda.current_stream() == torch.cuda.default_stream()
+    assert_same_weights(*map(tiny.weights, (ordinary, graphs)))
+    assert found[1] == pytest.approx(found[0], rel=1e-3)
+
+
 def test_a_checkpoint_is_loaded_between_replays(tmp_path, device, monkeypatch):
     """Weights, moments and average are put into other memory than a graph knows."""
-    monkeypatch.setattr(torch.cuda, "graph", capture)
+    count_replays(monkeypatch)
     e = tiny.started(tmp_path, tiny.tmaze, "transformer", cuda_graphs=True, ema_decay=0.9, max_seq_len=8)
     batches = [batch_of(8, e) for _ in range(5)]
     updates(e, batches, device)
@@ -125,7 +158,46 @@ def test_a_checkpoint_is_loaded_between_replays(tmp_path, device, monkeypatch):
     expected = tiny.weights(e)
     e.load_checkpoint(e.epoch)
     updates(e, batches, device)
-    assert not tiny.differing(expected, tiny.weights(e))
+    assert_same_weights(expected, tiny.weights(e))
+
+
+@real_device("kernels of the compiler")
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    ("agent_type", "make_env", "traj", "fields"), [*((*pair, {}) for pair in PAIRS), (*AGENTS[0], {"mixed_precision": "bf16"})]
+)
+def test_a_compiled_loss_and_its_gradients_equal_ordinary_ones(
+    agent_type, make_env, traj, fields, tmp_path, device, monkeypatch, caplog
+):
+    config.bind({"MultiTaskAgent.fbc_filter_func": exp_filter})
+    torch._dynamo.reset()
+    with torch._inductor.config.patch(fallback_random=True):
+        eager, compiled = (
+            tiny.started(tmp_path / str(on), make_env, traj, agent_type=agent_type, compile=on, max_seq_len=16, **fields)
+            for on in (False, True)
+        )
+        batch = batch_of(16, eager).to(device)
+        (loss, expected), (same, found) = gradients(eager, batch), gradients(compiled, batch)
+        assert "without compilation" not in caplog.text
+        near = 0.03 if fields else 1e-4
+        torch.testing.assert_close(same, loss, rtol=near, atol=0.0)
+        largest = float(max(g.abs().max() for g in expected))
+        for x, y in zip(expected, found, strict=True):
+            torch.testing.assert_close(y, x, rtol=0.0, atol=near * largest)
+
+        replays = count_replays(monkeypatch)
+        graphs = tiny.started(
+            tmp_path / "graphs", make_env, traj, agent_type=agent_type, compile=True, cuda_graphs=True, max_seq_len=16, **fields
+        )
+        batches = [batch_of(16, eager) for _ in range(9)]
+        updates(eager, batches, device)
+        updates(graphs, batches, device)
+        assert len(replays) == 5
+        assert "failed" not in caplog.text
+        weights = [torch.cat([w.flatten() for w in tiny.weights(e).values()]) for e in (compiled, eager, graphs)]
+        moved, apart = ((weights[1] - w).norm() for w in (weights[0], weights[2]))
+        assert apart < (0.3 if fields else 0.05) * moved
+    torch._dynamo.reset()
 
 
 @simulated
