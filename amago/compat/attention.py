@@ -27,7 +27,7 @@ def both_forms(forward: Forward) -> Forward:
 
     @functools.wraps(forward)
     def either(self: Any, *args: Any, **kwargs: Any) -> Tensor:
-        called_theirs = "qkv" in kwargs or (bool(args) and args[0].ndim == 5)
+        called_theirs = "qkv" in kwargs or (len(args) > 0 and args[0].ndim == 5)
         if called_theirs == theirs:
             return forward(self, *args, **kwargs)
         return (_call_ours if called_theirs else _call_theirs)(functools.partial(forward, self), *args, **kwargs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import gin
@@ -123,13 +124,14 @@ def capturing(x: Tensor) -> bool:
     return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
+_version = attrgetter("_version")  # without Python code for each of many weights
 read_by_graph: list[Tensor] = []
 """The cached values that the CUDA graph reads which is captured now. Whoever captures empties it before, and keeps them with the graph."""
 
 
 def state_of_weights(weights: Iterable[Tensor]) -> list[int]:
-    """Numbers that change where one of the tensors is written in place, or an optimizer steps."""
-    return [*_steps, *(0 if x.is_inference() else x._version for x in weights)]
+    """Numbers that change where one of the tensors is written in place, or an optimizer steps. Inference tensors have no such number."""
+    return [*_steps, *map(_version, weights)]
 
 
 class WeightCache:

@@ -242,8 +242,12 @@ class Learner:
             parts.append("losses compiled at the first updates")
         elif on_gpu:
             parts.append(f"losses not compiled ({self.why_eager or 'compile=False'})")
-        if on_gpu and s.cuda_graphs:
-            parts.append("updates and steps of the policy replayed as CUDA graphs")
+        if on_gpu:
+            parts.append(
+                "updates and steps of the policy replayed as CUDA graphs"
+                if s.cuda_graphs
+                else "kernels started one by one (cuda_graphs=True replays whole updates)"
+            )
         return ", ".join(parts)
 
     def begin_training(self, from_records: bool) -> str:

@@ -252,7 +252,7 @@ class Rollout:
                         self._init_memory(agent)
                 if self.cuda_graphs:
                     self._graphs = Graphs("steps of the policy")
-                    self._weights = [*agent.parameters(), *agent.buffers()]
+                    self._weights = [x for x in (*agent.parameters(), *agent.buffers()) if not x.is_inference()]
                 while taken < timesteps:
                     if quotas is not None:
                         missing = quotas - self._ended

@@ -163,6 +163,7 @@ def test_batches_in_page_locked_memory(device):
     assert moved.obs["x"].cpu().equal(before)
 
 
+@real_device("numerics of its own")
 @pytest.mark.parametrize("device", [CUDA], indirect=True)
 def test_learning(device, tmp_path):
     """A maze that only memory solves, as in `tests/test_learning.py`."""
