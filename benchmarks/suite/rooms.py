@@ -8,18 +8,17 @@ Needs ``amago[minigrid]``. A run of a room ends when three evaluations in a row 
 
 from __future__ import annotations
 
-import math
 import sys
 from pathlib import Path
 
 from benchmarks.suite.board import Board, Entry, main
 from benchmarks.suite.example import AMAGO_TRAIN, read
-from benchmarks.suite.statistics import time_to_threshold
+from benchmarks.suite.statistics import shown_times, time_to_threshold
 
 _EVALUATED = "--val_interval 4 --val_episodes 24"
 ENTRIES = (
     Entry("memory_s7", AMAGO_TRAIN, f"benchmarks.suite.envs:memory_s7 --steps 400000 {_EVALUATED}", judged=128, goal=0.85),
-    Entry("memory_s9", AMAGO_TRAIN, f"benchmarks.suite.envs:memory_s9 --steps 400000 {_EVALUATED}", judged=128, goal=0.85),
+    Entry("memory_s9", AMAGO_TRAIN, f"benchmarks.suite.envs:memory_s9 --steps 1000000 {_EVALUATED}", judged=128, goal=0.85),
     Entry("ProofOfMemory", AMAGO_TRAIN, f"benchmarks.suite.envs:ProofOfMemory --steps 25000 {_EVALUATED}", judged=128),
 )
 
@@ -32,8 +31,7 @@ def table(results: Path) -> str:
         if found := read(results / entry.name):
             success = (next(x for name, x in r.metrics.items() if name.startswith("Average Success")) for r in found)
             returns = ([f"{x:.2f}" for x in xs] for xs in (success, (r.greedy for r in found), (r.sampled for r in found)))
-            times = (time_to_threshold(r.curve, 0.8, "steps") for r in found)
-            reached = [f"{x:,.0f}" if math.isfinite(x) else "not reached" for x in times]
+            reached = shown_times(time_to_threshold(r.curve, 0.8, "steps") for r in found)
             cells = [entry.name, *(", ".join(cell) for cell in (*returns, reached, [f"{r.cpu:.0f}" for r in found]))]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

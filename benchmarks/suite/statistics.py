@@ -6,7 +6,7 @@ Everything here is a pure function of curves, lists of `Point`, one for each see
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,11 @@ def time_to_threshold(curve: Curve, threshold: float, axis: str = "cpu") -> floa
         if now.score >= threshold and (now.score + after.score) / 2 >= threshold:
             return float(getattr(now, axis))
     return math.inf
+
+
+def shown_times(times: Iterable[float]) -> list[str]:
+    """Results of `time_to_threshold` for a table."""
+    return [f"{t:,.0f}" if math.isfinite(t) else "not reached" for t in times]
 
 
 def final_score(curve: Curve, share: float = 0.2) -> float:

@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.suite.board import Board, Entry, main
 from benchmarks.suite.example import read
 from benchmarks.suite.recorded import is_done
-from benchmarks.suite.statistics import time_to_threshold
+from benchmarks.suite.statistics import shown_times, time_to_threshold
 from benchmarks.suite.tmaze import SOLVED
 
 SETTINGS = {
@@ -47,13 +47,9 @@ def table(results: Path) -> str:
         spent[str(h)] = {seed: before.get(seed, 0.0) + r.cpu for seed, r in zip(seeds, found, strict=True)}
         times = [time_to_threshold(r.curve, SOLVED) for r in found]
         totals = [before.get(seed, 0.0) + t for seed, t in zip(seeds, times, strict=True)]
-        columns = [f"{r.greedy:.2f}" for r in found], [f"{r.updates:,}" for r in found], _seconds(times), _seconds(totals)
+        columns = [f"{r.greedy:.2f}" for r in found], [f"{r.updates:,}" for r in found], shown_times(times), shown_times(totals)
         lines.append(f"| 10 to {h:,} | {' | '.join(', '.join(column) for column in columns)} |")
     return "\n".join(lines)
-
-
-def _seconds(times: list[float]) -> list[str]:
-    return [f"{t:,.0f}" if t < float("inf") else "not reached" for t in times]
 
 
 ENTRIES = [
