@@ -197,10 +197,11 @@ class UpdateGraphs:
 
     Args:
         longest: length of the longest sequences; shorter ones are padded to it, or to a half, a quarter or an eighth.
+        clear: removes gradients, as a capture that has failed leaves them.
     """
 
-    def __init__(self, longest: int) -> None:
-        self._longest, self._graphs = longest, Graphs("updates")
+    def __init__(self, longest: int, clear: Callable[[], object]) -> None:
+        self._longest, self._clear, self._graphs = longest, clear, Graphs("updates")
 
     def __call__(self, update: Update, batch: Batch) -> dict[str, Any]:
         """``update(batch)``, or its replay."""
@@ -208,6 +209,7 @@ class UpdateGraphs:
 
         def update_with(tensors: list[Tensor]) -> dict[str, Any]:
             rest = iter(tensors)
+            self._clear()
             return update(copy.copy(batch).map(lambda _: next(rest)))
 
         return self._graphs(tuple(batch.rews.shape[:2]), update_with, batch.tensors())  # type: ignore[no-any-return]

@@ -242,12 +242,10 @@ class Learner:
             parts.append("losses compiled at the first updates")
         elif on_gpu:
             parts.append(f"losses not compiled ({self.why_eager or 'compile=False'})")
-        if on_gpu:
-            parts.append(
-                "updates and steps of the policy replayed as CUDA graphs"
-                if s.cuda_graphs
-                else "kernels started one by one (cuda_graphs=True replays whole updates)"
-            )
+        if on_gpu and s.cuda_graphs:
+            parts.append("updates and steps of the policy replayed as CUDA graphs")
+        elif on_gpu:
+            parts.append("kernels started one by one (cuda_graphs=True replays whole updates)")
         return ", ".join(parts)
 
     def begin_training(self, from_records: bool) -> str:
@@ -301,13 +299,8 @@ class Learner:
         self._renew_average()
         self._fill_numbers(optimizer)
         if self._graphs is None:
-            self._graphs = UpdateGraphs(s.max_seq_len)
-
-        def from_the_start(batch: Batch) -> dict[str, Any]:
-            self.optimizer.zero_grad()  # a capture that has failed has left gradients
-            return update(batch)
-
-        metrics = self._graphs(from_the_start, batch)
+            self._graphs = UpdateGraphs(s.max_seq_len, self.optimizer.zero_grad)
+        metrics = self._graphs(update, batch)
         if (skipped := metrics.pop(_SKIPPED, None)) is not None:
             metrics |= self._counts()
             self._note(skipped)
