@@ -10,14 +10,12 @@ from run.test_checkpoint import run as resumable
 from run.test_checkpoint import state
 from torch._dynamo.utils import counters
 
-import amago
 from amago.agent import MultiTaskAgent, exp_filter
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of the compiler
     pytest.mark.skipif(shutil.which("g++") is None, reason="the compiler needs g++"),
 ]
-KINDS = [amago.Agent, MultiTaskAgent]
 
 
 @pytest.fixture
@@ -46,19 +44,15 @@ def gradients(e, batch):
     return loss.detach(), [torch.zeros_like(p) if g is None else g for p, g in zip(e.policy.trainable_params, found)]
 
 
-@pytest.mark.parametrize("agent_type", KINDS)
-def test_fifty_updates_then_the_loss_and_every_gradient(agent_type, tmp_path, same_random_numbers):
+def test_fifty_updates_then_the_loss_and_every_gradient(tmp_path, same_random_numbers):
+    """Of a `MultiTaskAgent`; those of two ranks below are `Agent`s."""
     tiny.config.bind({"MultiTaskAgent.fbc_filter_func": exp_filter})  # rounding turns the binary one for an action now and then
-    fields = {
-        "traj": "transformer",
-        "agent_type": agent_type,
-        "log_interval": 0,
-        "lr_warmup_steps": 1,
-        "train_batches_per_epoch": 50,
-    }
-    eager, compiled = (tiny.learned(tmp_path / f"compiled {on}", compile=on, **fields) for on in (False, True))
+    fields = {"agent_type": MultiTaskAgent, "log_interval": 0, "lr_warmup_steps": 1, "train_batches_per_epoch": 50}
+    eager, compiled = (
+        tiny.learned(tmp_path / f"compiled {on}", traj="transformer", compile=on, **fields) for on in (False, True)
+    )
     assert counters["stats"]["unique_graphs"] == 1
-    before = tiny.started(tmp_path / "start", traj="transformer", agent_type=agent_type)
+    before = tiny.started(tmp_path / "start", traj="transformer", agent_type=MultiTaskAgent)
     start, a, b = ([p.detach() for p in e.policy.trainable_params] for e in (before, eager, compiled))
     moved, apart = (torch.cat([(x - y).flatten() for x, y in zip(a, other)]).norm() for other in (start, b))
     assert 0 < apart < 0.05 * moved
