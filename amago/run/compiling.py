@@ -215,9 +215,13 @@ class UpdateGraphs:
         return self._graphs(tuple(batch.rews.shape[:2]), update_with, batch.tensors())  # type: ignore[no-any-return]
 
 
-@cache
 def _side_stream() -> torch.cuda.Stream:
-    return torch.cuda.Stream()
+    return _stream_of(torch.cuda.current_device())
+
+
+@cache
+def _stream_of(device: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 def on_a_side_stream(function: Callable[..., Any], *args: Any) -> Any:
@@ -225,10 +229,11 @@ def on_a_side_stream(function: Callable[..., Any], *args: Any) -> Any:
     update (by a reference to a loss, say) must not bring the main stream into a capture."""
     present, side = torch.cuda.current_stream(), _side_stream()
     side.wait_stream(present)
-    with torch.cuda.stream(side):
-        result = function(*args)
-    present.wait_stream(side)
-    return result
+    try:
+        with torch.cuda.stream(side):
+            return function(*args)
+    finally:
+        present.wait_stream(side)
 
 
 @contextmanager

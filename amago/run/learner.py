@@ -317,9 +317,8 @@ class Learner:
         self.accelerator.backward(ranks.shared_if_not_finite(loss))
         if self.accelerator.sync_gradients:
             metrics |= self.update(log_step, loss)
-        info = (
-            self.policy.update_info
-        )  # without the graph: a compiled loss replaces it at its end, and would go on with nodes of the last update
+        # without the graph: a compiled loss replaces it at its end only, and would go on with nodes of this update
+        info = self.policy.update_info
         info.update({k: v.detach() for k, v in info.items() if isinstance(v, Tensor)})
         return {k: v.detach() if isinstance(v, Tensor) and v.requires_grad else v for k, v in metrics.items()}
 
@@ -383,14 +382,13 @@ class Learner:
             group["lr"] = number
         optimizer.found_inf = skipped
         try:
-            if scaler is None:
-                self.optimizer.step()
-            else:  # float16: gradients are clipped, and no longer multiplied by the scale
+            if scaler is not None:  # float16: gradients are clipped, and no longer multiplied by the scale
                 self.optimizer.scaler = None
-                self.optimizer.step()
-                scaler.update()
+            self.optimizer.step()
         finally:
-            self.optimizer.scaler = scaler
+            if scaler is not None:
+                self.optimizer.scaler = scaler
+                scaler.update()
             del optimizer.found_inf
             for group, rate in zip(groups, rates):
                 group["lr"] = rate
