@@ -23,7 +23,7 @@ from amago.run.rundir import SETTINGS_YAML
 from amago.run.settings import unwritable
 
 VAL_SHARE = 0.1
-MEMORIES = ("auto", "none", *sorted(set(TRAJ_ENCODERS) - {"ff"}))
+MEMORIES = ("auto", "none", *sorted(set(TRAJ_ENCODERS) - {"ff", "identity"}))
 
 
 def add_arguments(parser: ArgumentParser) -> None:

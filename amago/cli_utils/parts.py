@@ -148,14 +148,16 @@ def switch_traj_encoder(
     Args:
         config: {"Class.argument": value}, for `use_config`.
         arch: "ff", "gru" (or "rnn"), "lstm", "mamba", "mingru", "transformer", or a class.
-        memory_size: width of the model, under the class's own name for it; None: its default.
+        memory_size: width of the model, under the class's own name for it; None: its default. A class without arguments has neither.
         layers: number of layers; None: the class's default.
         kwargs: other arguments of the class. They win over ``memory_size`` and ``layers``.
     """
     chosen = _chosen("traj_encoder", arch)
     sizes: dict[str, object] = {}
+    if not (known := gin_config.settable_parameters(gin_config.selector_of(chosen))):
+        memory_size = layers = None
     if memory_size is not None:
-        sizes, known = dict(chosen.size_arguments(memory_size)), gin_config.settable_parameters(gin_config.selector_of(chosen))
+        sizes = dict(chosen.size_arguments(memory_size))
         if not sizes.keys() <= set(known):
             raise ValueError(
                 f"memory_size sets {', '.join(sizes)}, which {chosen.__name__} does not have (it has {', '.join(known)}): set its own "

@@ -12,7 +12,7 @@ from messages import refused
 from amago import cli_utils
 from amago.agent import Agent
 from amago.envs.exploration import BilevelEpsilonGreedy, EpsilonGreedy
-from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder
+from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, IdentityTrajEncoder, TformerTrajEncoder
 from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder
 from amago.run.console import metrics_table
 
@@ -47,6 +47,7 @@ def test_whole_numbers():
         ("rnn", GRUTrajEncoder, {"d_hidden": 32, "d_output": 32, "n_layers": 2}),
         ("transformer", TformerTrajEncoder, {"d_model": 32, "d_ff": 128, "n_layers": 2}),
         (TformerTrajEncoder, TformerTrajEncoder, {"d_model": 32, "d_ff": 128, "n_layers": 2}),
+        ("identity", IdentityTrajEncoder, {}),
     ],
 )
 def test_switching_the_sequence_model(arch, cls, bound):
@@ -54,7 +55,7 @@ def test_switching_the_sequence_model(arch, cls, bound):
     assert cli_utils.switch_traj_encoder(settings, arch, memory_size=32, layers=2) is cls
     assert {k.rpartition(".")[2]: v for k, v in settings.items()} == bound
     cli_utils.use_config(settings)
-    assert cls(tstep_dim=4, max_seq_len=3).emb_dim == 32
+    assert cls(tstep_dim=4, max_seq_len=3).emb_dim == (32 if bound else 4)
 
 
 def test_switching_other_parts():
