@@ -22,6 +22,7 @@ import shutil
 import sys
 import tempfile
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -232,16 +233,19 @@ def measured(work: Callable[[], Any], rounds: int) -> tuple[float, dict[str, flo
         torch.cuda.synchronize()
     with FlopCounterMode(display=False) as operations, torch.compiler.set_stance("force_eager"):
         work()
-    names = [(event.device_type.name, event.name) for event in profiler.events()]
-    on_gpu = [name for device, name in names if device == "CUDA"]
-    busy = sum(event.time_range.elapsed_us() for event in profiler.events() if event.device_type.name == "CUDA")
+    on_gpu = [event for event in profiler.events() if event.device_type.name == "CUDA"]
+    ms: Counter[str] = Counter()
+    for event in on_gpu:
+        ms[event.name] += 1e-3 * event.time_range.elapsed_us()
     counts = {
-        "ms in kernels": 1e-3 * busy,
-        "kernels": sum(not name.startswith(("Memcpy", "Memset")) for name in on_gpu),
-        "waits": sum(name.endswith("Synchronize") for _, name in names) - 1,
-        "copies": sum("HtoD" in name for name in on_gpu), "pageable": sum("HtoD (Pageable" in name for name in on_gpu),
+        "kernels": sum(not event.name.startswith(("Memcpy", "Memset")) for event in on_gpu),
+        "waits": sum(event.name.endswith("Synchronize") for event in profiler.events() if event.device_type.name == "CPU") - 1,
+        "copies": sum("HtoD" in event.name for event in on_gpu),
+        "pageable": sum("HtoD (Pageable" in event.name for event in on_gpu),
         "operations": operations.get_total_flops(),
-    }  # fmt: skip
+        "ms in kernels": sum(ms.values()),
+        **{f"ms in {name[:80]}": spent for name, spent in ms.most_common(8)},
+    }
     return median(times), counts
 
 
