@@ -23,7 +23,9 @@ PUBLISHED = {
 _LONG = f"{CARDS} --epochs 40 --timesteps_per_epoch 1560 --grads_per_epoch 125 --val_interval 4"
 WORDS = {
     "RepeatPreviousEasy": f"{CARDS} --epochs 20 --val_interval 2", "AutoencodeEasy": f"{ANSWERS} --epochs 50 --val_interval 5",
-    "ConcentrationEasy": _LONG, "BattleshipEasy": _LONG,
+    "ConcentrationEasy": "--configs zoo/popgym zoo/popgym_long zoo/popgym_concentration --traj_encoder identity --parallel_actors 32 "
+    "--learning_rate 5e-4 --epochs 60 --timesteps_per_epoch 1040 --grads_per_epoch 125 --val_interval 4",
+    "BattleshipEasy": _LONG,
 }  # fmt: skip
 
 
