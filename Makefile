@@ -29,17 +29,20 @@ help:
 
 install: $(STAMP)
 
+# modules are compiled when they are first imported: all of them would take longer than the installation itself
+INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
+
 # torch comes first and by its pinned version: any other request may download gigabytes of CUDA
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python $(INSTALL) --constraint constraints.txt torch==2.13.0
+	$(BIN)/python $(INSTALL) --constraint constraints.txt --editable '.[dev]'
 	@touch $(STAMP)
 
 demo: install
 	$(BIN)/amago demo --out demo_out
 
-test: lint types docs unit
+test: lint types unit
 
 lint: install
 	$(BIN)/ruff format --check .
@@ -53,15 +56,17 @@ types: install
 docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
+# more workers than the two cores of CI, since many tests wait, the slow ones most of all
+
 # slow by nature: launches of several processes, kills and hangs, users' programs in processes of their own, learning runs, notebooks
 LONG := tests/bench tests/clients tests/faults tests/launch tests/docs/test_docs.py tests/docs/test_notebooks.py \
   tests/docs/test_results.py tests/run/test_compiled_parity.py tests/run/test_ranks.py tests/test_learning.py tests/test_other_systems.py
 
 unit: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(LONG:%=--ignore=%)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal $(LONG:%=--ignore=%)
 
 test-long: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(LONG)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal $(LONG)
 
 test-gpu: install
 	$(BIN)/python -m pytest -m gpu tests/gpu
@@ -73,15 +78,16 @@ test-sim: install
 	@if [ ! -d "$(AMAGO_SIMCUDA)" ]; then echo "skipped: no simulated device in $(AMAGO_SIMCUDA)"; \
 	elif ! command -v g++ > /dev/null; then echo "skipped: the simulated device needs g++"; \
 	else PYTHONDONTWRITEBYTECODE=1 PYTHONPATH="$(AMAGO_SIMCUDA)/..:$(AMAGO_SIMCUDA)" OMP_NUM_THREADS=1 \
-	  $(BIN)/python -m pytest -n 2 -p pytest_simcuda -m gpu tests/gpu; fi
+	  $(BIN)/python -m pytest -n 3 -p pytest_simcuda -m gpu tests/gpu; fi
 
 test-faults: install
 	AMAGO_FAULTS=long OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults tests/launch -s
 
-$(ENVS_STAMP): pyproject.toml constraints.txt
+# what is in the first environment is seen from here, and not installed twice
+$(ENVS_STAMP): $(STAMP)
 	$(PYTHON) -m venv $(ENVS)
-	$(ENVS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
-	$(ENVS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,envs]' sb3-contrib
+	$(BIN)/python -c "import site; print(site.getsitepackages()[0])" > "$$($(ENVS)/bin/python -c 'import site; print(site.getsitepackages()[0])')/first.pth"
+	$(ENVS)/bin/python $(INSTALL) --constraint constraints.txt --editable '.[dev,envs]' sb3-contrib
 	@touch $(ENVS_STAMP)
 
 # Procgen (EnvPool) links Qt 5, which pip cannot bring; the names are those of Debian 12
@@ -104,14 +110,14 @@ $(SHOWDOWN): tools/showdown/package.json tools/showdown/package-lock.json
 	@touch $@
 
 test-envs: $(ENVS_STAMP) $(SHOWDOWN) qt
-	OMP_NUM_THREADS=1 $(ENVS)/bin/python -m pytest -n 2 --dist worksteal tests/envs_extra tests/examples tests/clients/test_old_tutorial.py
+	OMP_NUM_THREADS=1 $(ENVS)/bin/python -m pytest -n 3 --dist worksteal tests/envs_extra tests/examples tests/clients/test_old_tutorial.py
 
 $(RAY_STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(RAY)
-	$(RAY)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
-	$(RAY)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,ray,sftp]'
+	$(RAY)/bin/python $(INSTALL) --constraint constraints.txt torch==2.13.0
+	$(RAY)/bin/python $(INSTALL) --constraint constraints.txt --editable '.[dev,ray,sftp]'
 # without the constraints, since botocore needs an older python-dateutil
-	$(RAY)/bin/python -m pip install --quiet --disable-pip-version-check s3fs==2026.9.0 moto==5.2.5 boto3==1.43.117 botocore==1.43.117 flask flask-cors
+	$(RAY)/bin/python $(INSTALL) s3fs==2026.9.0 moto==5.2.5 boto3==1.43.117 botocore==1.43.117 flask flask-cors
 	@touch $(RAY_STAMP)
 
 test-ray: $(RAY_STAMP)

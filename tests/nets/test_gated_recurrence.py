@@ -64,7 +64,7 @@ def test_one_compilation_serves_every_length(encoder):
     counters.clear()
     torch.manual_seed(0)
     net = encoder(3, 40, d_model=8, n_layers=1).double()
-    compiled = torch.compile(net, dynamic=True, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(net, dynamic=True, fullgraph=True, backend="eager")
     for length in (40, 3, 17, 24):
         x, times = torch.randn(2, length, 3, dtype=torch.float64), torch.arange(length)[None, :, None].expand(2, -1, 1)
         (expected, _), (found, _) = net(x, times), compiled(x, times)
