@@ -11,6 +11,9 @@ ENVS := .venv-envs
 ENVS_STAMP := $(ENVS)/.installed
 SHOWDOWN := tools/showdown/node_modules/.package-lock.json
 
+# else each of the hundreds of processes of the tests compiles the library anew
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help install demo test test-long test-faults test-gpu test-sim test-envs test-ray qt showdown bench lint types unit format clean
 
 help:
@@ -29,8 +32,7 @@ help:
 
 install: $(STAMP)
 
-# modules are compiled when they are first imported: all of them would take longer than the installation itself
-INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
+INSTALL := -m pip install --quiet --disable-pip-version-check
 
 # torch comes first and by its pinned version: any other request may download gigabytes of CUDA
 $(STAMP): pyproject.toml constraints.txt
@@ -66,7 +68,7 @@ unit: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal $(LONG:%=--ignore=%)
 
 test-long: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal $(LONG)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal $(LONG)
 
 test-gpu: install
 	$(BIN)/python -m pytest -m gpu tests/gpu
