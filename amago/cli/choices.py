@@ -53,9 +53,14 @@ class Choice(NamedTuple):
         """The choice as text, without the arguments that the user has set (values of ``given`` other than None)."""
         words = [f"--{k} {v}" for k, v in self.arguments.items() if given.get(k) is None]
         bindings = [f"{'.'.join(k.split('.')[-2:])} = {v}" for k, v in self.settings.items()]
-        memory = "without memory" if self.arguments["traj_encoder"] == "ff" else "with memory"
+        memory = "with memory" if remembers(self.arguments["traj_encoder"]) else "without memory"
         lines = f"chosen for {env_id}: an agent {memory}, {self.reason}", f"  {' '.join(words)}", f"  {'; '.join(bindings)}"
         return "\n".join(fit_width(line) for line in lines if line.strip())
+
+
+def remembers(traj_encoder: str) -> bool:
+    """Whether a sequence model of this name has memory."""
+    return traj_encoder not in ("ff", "identity")
 
 
 def choose_settings(
@@ -72,11 +77,11 @@ def choose_settings(
         env: the environment. Its spaces and its Gymnasium spec are read, and random actions are tried (`try_actions`).
         horizon: most steps of a rollout.
         memory: "auto", "none", or the name of a sequence model with memory.
-        traj_encoder: the sequence model, if the user names one; it decides, and "ff" means no memory.
+        traj_encoder: the sequence model, if the user names one; it decides, and "ff" and "identity" mean no memory.
         agent_type: receives those settings that it has.
         plain: the arguments of agents with memory, and otherwise the library's defaults (``--no_choices``).
     """
-    if traj_encoder is not None and memory not in ("auto", "none" if traj_encoder == "ff" else traj_encoder):
+    if traj_encoder is not None and memory not in ("auto", traj_encoder if remembers(traj_encoder) else "none"):
         raise ValueError(f"--memory {memory} and --traj_encoder {traj_encoder} contradict each other; leave out one of them")
     images = any(is_image(space) for space in env.observation_space.spaces.values())
     named = traj_encoder or {"none": "ff", "auto": None}.get(memory, memory)
@@ -86,31 +91,31 @@ def choose_settings(
         )
     continuous = any(part.kind == "continuous" for part in env.action_spec.parts)
     model = named or ("transformer" if images or not comes_with_gymnasium(env) else "ff")
-    trial = None if images or (continuous and model == "ff") else try_actions(env)
+    trial = None if images or (continuous and not remembers(model)) else try_actions(env)
     if named is not None:
         reason = "as --traj_encoder says" if traj_encoder is not None else "as --memory says"
     elif images:
         reason = "because one image does not show what moves"
-    elif model == "ff":
+    elif not remembers(model):
         reason = "because the vectors that Gymnasium's own environments return are their whole state"
     elif trial is not None and trial.smooth:
         model, reason = "gru", "because observations that change little from step to step, as positions do, may lack velocities"
     else:
         reason = "because observations may be less than the state, and attention can single out a step"
-    if named is None and model != "ff":
+    if named is None and remembers(model):
         reason += "; --memory none is faster where they are the whole state"
     if images:
         chosen: Settings = {}, {"tau": 0.01}, {f"{EXPERIMENT}.lr_cooldown": 0.5}
     elif continuous:
         chosen = _continuous(horizon, model)
-    elif model != "ff" and (length := horizon if horizon <= LONGEST_WINDOW else trial.length if trial is not None else 0):
+    elif remembers(model) and (length := horizon if horizon <= LONGEST_WINDOW else trial.length if trial is not None else 0):
         chosen = _recalling(model, length)
     else:
         counted = isinstance(env.raw_observation_space, gym.spaces.Discrete)
         chosen = _discrete(counted, trial is not None and trial.tells_nothing, model)
     arguments, options, settings = chosen
     # values that rest on memory are lost again where a small buffer is trained on more often
-    steps_per_update = 40 if model != "ff" and "targets" not in options and not continuous and not images else 0
+    steps_per_update = 40 if remembers(model) and "targets" not in options and not continuous and not images else 0
     if images_use_little(env):
         settings |= {
             f"{NETS}.tstep_encoders.{encoder}.normalize_images": True for encoder in ("CNNTstepEncoder", "DictTstepEncoder")
@@ -202,7 +207,7 @@ def _discrete(counted_states: bool, hard_to_explore: bool, model: str) -> Settin
     elif hard_to_explore:  # choices that are held reach further (Acrobot), and end rollouts early where that is easy (CartPole)
         settings |= {f"{GREEDY}.repeat": (1.0, 16.0), f"{GREEDY}.randomize_eps": False}
         arguments["epochs"] = 60  # actions that are found late are learned late
-    if model != "ff":
+    if remembers(model):
         # values that rest on memory are lost again at a higher rate, and where memory grows older than in training
         arguments |= {"learning_rate": 2e-4, "max_seq_len": 64, "batch_size": 24}
         settings |= {f"{EXPERIMENT}.sample_actions": False} | _SHARP.get(model, {})
@@ -249,7 +254,7 @@ def _continuous(horizon: int, model: str) -> Settings:
         f"{NETS}.policy_dists.TanhGaussian.std_low": 0.29, f"{NETS}.policy_dists.TanhGaussian.std_high": 0.3,
         f"{GREEDY}.repeat": (1.0, round(max(4.0, horizon / 20), 1)),  # swinging up a hill takes dozens of steps in one direction
     }  # fmt: skip
-    if model != "ff":
+    if remembers(model):
         arguments |= {"max_seq_len": 32, "batch_size": 24}
         settings |= _SHARP.get(model, {})
     return arguments, options, settings

@@ -11,7 +11,7 @@ from typing import Any
 
 from amago import cli_utils
 from amago.cli import main
-from amago.cli.choices import ARGUMENTS, GREEDY, NETS, choose_settings
+from amago.cli.choices import ARGUMENTS, GREEDY, NETS, choose_settings, remembers
 from amago.cli.gym_env import ENVIRONMENT, LIMIT, GymEnv, eval_command, is_own_code
 from amago.cli_utils.arguments import LIBRARY_DEFAULTS, at_least
 from amago.cli_utils.settings import read_settings, set_arguments
@@ -23,7 +23,7 @@ from amago.run.rundir import SETTINGS_YAML
 from amago.run.settings import unwritable
 
 VAL_SHARE = 0.1
-MEMORIES = ("auto", "none", *sorted(set(TRAJ_ENCODERS) - {"ff", "identity"}))
+MEMORIES = ("auto", "none", *filter(remembers, sorted(TRAJ_ENCODERS)))
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -182,7 +182,7 @@ def run(args: Namespace) -> int:
         print(metrics_table(metrics, title=f"{args.env} after training"))
         options = [] if experiment.sample_actions else ["--greedy"]
         print(f"\nto evaluate it again: {eval_command(experiment.run_dir, args.env, *options)}")
-        if args.traj_encoder != "ff":
+        if remembers(args.traj_encoder):
             print(f"to see what its memory is for: {eval_command(experiment.run_dir, args.env, '--memory')}")
 
     cli_utils.run_trials(args, make_experiment, test)

@@ -13,7 +13,7 @@ from amago.agent.options import ActorCriticOptions
 from amago.cli import train as train_command
 from amago.cli.train import choose_settings
 from amago.envs import AMAGOEnv
-from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder
+from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, IdentityTrajEncoder, TformerTrajEncoder
 
 
 def chosen(env, horizon=500, **kwargs):
@@ -150,6 +150,7 @@ def test_random_choices_fall_over_thirty_rollouts_or_half_of_the_run(tmp_path, r
         (["--traj-encoder", "gru"], GRUTrajEncoder),
         (["--traj-encoder", "gru", "--memory", "gru"], GRUTrajEncoder),
         (["--traj-encoder", "ff", "--memory", "none"], FFTrajEncoder),
+        (["--traj-encoder", "identity", "--memory", "none"], IdentityTrajEncoder),
         (["--no-choices"], TformerTrajEncoder),
     ],
     ids=str,
@@ -158,7 +159,7 @@ def test_the_user_says_which_model(of_a_user, tmp_path, argv, model):
     assert experiment(tmp_path, "Bits-v0", "--quiet", *argv).traj_encoder_type is model
 
 
-@pytest.mark.parametrize(("memory", "model"), [("none", "gru"), ("gru", "ff"), ("gru", "transformer")])
+@pytest.mark.parametrize(("memory", "model"), [("none", "gru"), ("gru", "ff"), ("gru", "identity"), ("gru", "transformer")])
 @pytest.mark.parametrize("more", [[], ["--no-choices"]])
 def test_memory_and_a_sequence_model_that_contradict_each_other(tmp_path, capsys, memory, model, more):
     argv = ["train", "CartPole-v1", "--run-name", "a", "--buffer-dir", str(tmp_path), "--memory", memory, *more]
