@@ -1,15 +1,16 @@
-"""Learning from recorded rollouts alone: cloning filtered by advantage or weighted by it, on lakes and a Minari dataset.
+"""Learning from recorded rollouts alone: cloning filtered by advantage or weighted by it, and of all, on lakes, a Minari dataset and a file of D4RL.
 
     python -m benchmarks.suite.offline run --seeds 2 --jobs 2
     python -m benchmarks.suite.offline table
 
-Each run is an example with one thread and 60 processor seconds. The records are made first:
+Each run is an example with one thread and 60 processor seconds, or 600 for the hopper. The records are made first:
 
     amago demo --out demo_half --epochs 6
     amago train Pendulum-v1 --run-name pendulum --buffer-dir runs --seed 0 --no_async --epochs 10
     MINARI_DATASETS_PATH=runs/minari amago buffer export runs/pendulum recorded/pendulum-v0
+    python -m benchmarks.suite.sac_record Hopper-v5 recorded/hopper-medium-replay.hdf5 --until 1065
 
-The lakes are recorded from an agent that has begun to learn; Pendulum's record is all that an agent met while it learned. Set
+The lakes are recorded from an agent that has begun to learn; Pendulum's record is all that an agent met while it learned, and the hopper's all that SAC met. Set
 MINARI_DATASETS_PATH for `run`, too. Runs that are done are not repeated, and interrupted ones continue.
 """
 
@@ -23,6 +24,7 @@ from benchmarks.suite.example import read
 
 SETTINGS = Path("benchmarks/suite/offline_files")
 METHODS = {
+    "cloning": "all cloned",
     "binary": "binary filter",
     "exponential": "exponential filter, beta 3",
 }
@@ -32,18 +34,26 @@ _PENDULUM = (
     "--dataset recorded/pendulum-v0 --env Pendulum-v1 --traj_encoder ff --memory_layers 1 --memory_size 64 --grads_per_epoch 250 "
     "--epochs 60 --val_interval 4 --learning_rate 1e-3 --max_seq_len 8 --batch_size 32 --parallel_actors 24 --configs zoo/pendulum"
 )
+_HOPPER = (
+    "--dataset recorded/hopper-medium-replay.hdf5 --env Hopper-v5 --traj_encoder ff --memory_layers 1 --memory_size 128 --grads_per_epoch 500 "
+    "--epochs 40 --val_interval 4 --max_seq_len 16 --batch_size 64 --configs zoo/d4rl"
+)
 DATA = {
-    "lake": ("20_offline_lake.py", f"--recorder demo_half/transformer {_LAKE}"),
-    "pendulum": ("14_d4rl.py", _PENDULUM),
+    "lake": ("20_offline_lake.py", f"--recorder demo_half/transformer {_LAKE}", 60),
+    "pendulum": ("14_d4rl.py", _PENDULUM, 60),
+    "hopper": ("14_d4rl.py", _HOPPER, 600),
 }
-"""Records: the example that learns from each, and its arguments without the method's file."""
-_SHOWN = {"lake": "Meta-FrozenLake 3x3, 6 attempts, half learned", "pendulum": "Pendulum-v1, all of training (Minari)"}
+"""Records: the example that learns from each, its arguments without the method's file, and processor seconds."""
+_SHOWN = {
+    "lake": "Meta-FrozenLake 3x3, 6 attempts, half learned", "pendulum": "Pendulum-v1, all of training (Minari)",
+    "hopper": "Hopper-v5, SAC until it is medium (D4RL)",
+}  # fmt: skip
 
 
 def _entries() -> list[Entry]:
     return [
-        Entry(f"{data}_{method}", script, f"{words} {SETTINGS / method}.gin", budget=60)
-        for data, (script, words) in DATA.items()
+        Entry(f"{data}_{method}", script, f"{words} {SETTINGS / method}.gin", budget=budget)
+        for data, (script, words, budget) in DATA.items()
         for method in METHODS
     ]
 

@@ -48,6 +48,7 @@ ANSWERS = "--configs zoo/popgym zoo/popgym_answers --parallel_actors 32 --grads_
 _BANDIT = "--configs zoo/popgym zoo/popgym_bandit --parallel_actors 32 --grads_per_epoch 50"
 _LONG = "--configs zoo/popgym zoo/popgym_long --parallel_actors 32 --grads_per_epoch 50"
 _LONG_ANSWERS = "--configs zoo/popgym zoo/popgym_answers zoo/popgym_long --parallel_actors 32 --grads_per_epoch 50"
+_FAR_ANSWERS = _LONG_ANSWERS.replace("zoo/popgym_long", "zoo/popgym_long zoo/popgym_attention")
 _LONG_BANDIT = f"{_LONG} --traj_encoder gru --memory_layers 1"
 _POLES = "--configs zoo/popgym zoo/popgym_cartpole --memory_layers 1 --parallel_actors 16 --grads_per_epoch 125 --batch_size 48"
 _GRU_POLES = (
@@ -57,7 +58,7 @@ _GRU_POLES = (
 GAMES = (
     Game("AutoencodeEasy", -0.283, -0.283, 103, f"{ANSWERS} --epochs 50 --val_interval 5"),
     Game("AutoencodeMedium", -0.425, -0.420, 207, f"{ANSWERS} --epochs 120 --val_interval 5"),
-    Game("AutoencodeHard", -0.456, -0.448, 311, f"{_LONG_ANSWERS} --epochs 120 --val_interval 5 --batch_size 16"),
+    Game("AutoencodeHard", -0.456, -0.448, 311, f"{_FAR_ANSWERS} --epochs 120 --val_interval 5 --batch_size 16"),
     Game("CountRecallEasy", 0.177, 0.509, 51, f"{ANSWERS} --epochs 100 --val_interval 5"),
     Game("CountRecallMedium", -0.528, -0.519, 103, f"{ANSWERS} --epochs 120 --val_interval 5"),
     Game("CountRecallHard", -0.475, -0.470, 207, f"{_LONG_ANSWERS} --epochs 120 --val_interval 5 --batch_size 16"),

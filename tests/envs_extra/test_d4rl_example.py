@@ -109,6 +109,21 @@ def test_offline_to_online(tmp_path: Path) -> None:
 
 
 @needs_h5py
+def test_what_sac_meets_is_recorded_until_it_is_good_enough(tmp_path: Path) -> None:
+    pytest.importorskip("stable_baselines3", reason="records need pip install stable-baselines3")
+    import h5py
+
+    from benchmarks.suite.sac_record import record
+
+    for until, steps in ((-2000.0, 200), (0.0, 260)):
+        record("Pendulum-v1", tmp_path / "records" / "p.hdf5", until, 260)
+        with h5py.File(tmp_path / "records" / "p.hdf5") as file:
+            assert file["actions"].shape == (steps, 1)
+            assert np.abs(file["actions"][()]).max() > 1.5
+    run(tmp_path, "--dataset", "records/p.hdf5")
+
+
+@needs_h5py
 def test_minari(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     minari = pytest.importorskip("minari", reason="minari is not installed: pip install 'amago[offline]'")
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
