@@ -24,7 +24,7 @@ help:
 	@echo "make test-faults  the tests of faults with their full counts (AMAGO_FAULTS_SEED=N repeats a run)"
 	@echo "make test-gpu     the tests of the CPU on a CUDA device; elsewhere they are skipped"
 	@echo "make test-sim     the same on a simulated device, where its sources are to be had"
-	@echo "make test-envs    the benchmarks of docs/benchmarks.md, in an environment of their own with every package (4 GB)"
+	@echo "make test-envs    the benchmarks of docs/benchmarks.md, in an environment of their own with every package (2.5 GB more)"
 	@echo "make test-ray     collectors on many machines: clusters of several nodes, buckets and ssh on this one, in an environment of their own"
 	@echo "make showdown     the battle server of examples/15_pokemon.py, from npm (Node.js 20 or later)"
 	@echo "make bench   how fast each part is, as a share of what the machine could do (30 minutes; keep the machine quiet)"
