@@ -8,6 +8,7 @@ Needs ``amago[mujoco,offline]`` and stable-baselines3, whose SAC has its default
 from __future__ import annotations
 
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,8 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def record(env_id: str, path: Path, until: float, most: int, seed: int = 0) -> None:
-    """Train SAC until the last rollouts return ``until`` on average, or for ``most`` steps, and write what it met as a file of D4RL."""
+    """Train SAC until the last rollouts return ``until`` on average, or for ``most`` steps, or until Ctrl-C, and write what it met as a file
+    of D4RL."""
     from stable_baselines3 import SAC
     from stable_baselines3.common.callbacks import BaseCallback
 
@@ -64,11 +66,11 @@ def record(env_id: str, path: Path, until: float, most: int, seed: int = 0) -> N
                 print(f"{self.num_timesteps:,} steps, return {env.last():.0f}", flush=True)
             return env.last() < until and self.num_timesteps < most
 
-    SAC("MlpPolicy", env, seed=seed, device="cpu").learn(10**9, callback=Watch())
+    with suppress(KeyboardInterrupt):  # what there is is written
+        SAC("MlpPolicy", env, seed=seed, device="cpu").learn(10**9, callback=Watch())
     env.write(path)
-    print(
-        f"{path}: {len(env.rows):,} steps, {len(env.returns):,} rollouts, return {np.mean(env.returns):.0f}, at the end {env.last():.0f}"
-    )
+    mean = np.mean(env.returns) if env.returns else np.nan
+    print(f"{path}: {len(env.rows):,} steps, {len(env.returns):,} rollouts, return {mean:.0f}, at the end {env.last():.0f}")
 
 
 if __name__ == "__main__":
