@@ -45,7 +45,6 @@ class Game:
 
 CARDS = "--configs zoo/popgym --parallel_actors 32 --grads_per_epoch 50"
 ANSWERS = "--configs zoo/popgym zoo/popgym_answers --parallel_actors 32 --grads_per_epoch 50"
-_BANDIT = "--configs zoo/popgym zoo/popgym_bandit --parallel_actors 32 --grads_per_epoch 50"
 _LONG = "--configs zoo/popgym zoo/popgym_long --parallel_actors 32 --grads_per_epoch 50"
 _LONG_ANSWERS = "--configs zoo/popgym zoo/popgym_answers zoo/popgym_long --parallel_actors 32 --grads_per_epoch 50"
 _FAR_ANSWERS = _LONG_ANSWERS.replace("zoo/popgym_long", "zoo/popgym_long zoo/popgym_attention")
@@ -65,7 +64,7 @@ GAMES = (
     Game("HigherLowerEasy", 0.529, 0.529, 51, f"{ANSWERS} --epochs 100 --val_interval 5"),
     Game("HigherLowerMedium", 0.511, 0.513, 103, f"{ANSWERS} --epochs 100 --val_interval 5"),
     Game("HigherLowerHard", 0.506, 0.509, 155, f"{ANSWERS} --epochs 100 --val_interval 5"),
-    Game("MultiarmedBanditEasy", 0.619, 0.631, 200, f"{_BANDIT} --epochs 60 --val_interval 3"),
+    Game("MultiarmedBanditEasy", 0.619, 0.631, 200, f"{_LONG_BANDIT} --epochs 60 --val_interval 3"),
     Game("MultiarmedBanditMedium", 0.538, 0.598, 400, f"{_LONG_BANDIT} --epochs 60 --val_interval 3 --batch_size 12"),
     Game("MultiarmedBanditHard", 0.516, 0.574, 600, f"{_LONG_BANDIT} --epochs 80 --val_interval 4 --batch_size 8"),
     Game("NoisyPositionOnlyCartPoleEasy", 0.995, 0.995, 200, f"{_GRU_POLES} --epochs 60 --val_interval 5"),
