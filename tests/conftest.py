@@ -1,3 +1,4 @@
+import signal
 import sys
 
 import gymnasium as gym
@@ -8,6 +9,10 @@ from amago import config
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+if (
+    signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+):  # in the background of a script, where programs of the tests would not hear Ctrl-C either
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
