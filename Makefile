@@ -68,7 +68,7 @@ unit: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal $(LONG:%=--ignore=%)
 
 test-long: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal $(LONG)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal $(LONG)
 
 test-gpu: install
 	$(BIN)/python -m pytest -m gpu tests/gpu
