@@ -9,9 +9,8 @@ from amago import config
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
-if (
-    signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-):  # in the background of a script, where programs of the tests would not hear Ctrl-C either
+# in the background of a script, where programs that tests start would not hear Ctrl-C either
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

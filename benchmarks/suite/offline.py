@@ -59,10 +59,11 @@ def _entries() -> list[Entry]:
 
 
 def table(results: Path) -> str:
-    """One row for each record: greedy mean returns after training, by seed, for each method."""
-    lines = [f"| record | {' | '.join(METHODS.values())} |", "| --- " * (len(METHODS) + 1) + "|"]
+    """One row for each record: greedy mean returns after training, by seed, for each method that has been run."""
+    methods = {m: shown for m, shown in METHODS.items() if any(read(results / f"{data}_{m}") for data in DATA)}
+    lines = [f"| record | {' | '.join(methods.values())} |", "| --- " * (len(methods) + 1) + "|"]
     for data, shown in _SHOWN.items():
-        found = [read(results / f"{data}_{method}") for method in METHODS]
+        found = [read(results / f"{data}_{method}") for method in methods]
         if any(found):
             lines.append(f"| {shown} | {' | '.join(', '.join(f'{r.greedy:.2f}' for r in of) for of in found)} |")
     return "\n".join(lines)
