@@ -32,13 +32,16 @@ help:
 
 install: $(STAMP)
 
-INSTALL := -m pip install --quiet --disable-pip-version-check
+# pip would compile the modules one after another; `compileall` does it on all cores, and leaves out the few that are no Python 3
+INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
+COMPILE = $(@D)/bin/python -m compileall -qq -j 0 $(@D)/lib || true
 
 # torch comes first and by its pinned version: any other request may download gigabytes of CUDA
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(INSTALL) --constraint constraints.txt torch==2.13.0
 	$(BIN)/python $(INSTALL) --constraint constraints.txt --editable '.[dev]'
+	$(COMPILE)
 	@touch $(STAMP)
 
 demo: install
@@ -58,7 +61,7 @@ types: install
 docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
-# more workers than the two cores of CI, since many tests wait, the slow ones most of all
+# more workers than cores, since many tests wait, the slow ones most of all
 
 # slow by nature: launches of several processes, kills and hangs, users' programs in processes of their own, learning runs, notebooks
 LONG := tests/bench tests/clients tests/faults tests/launch tests/docs/test_docs.py tests/docs/test_notebooks.py \
@@ -68,7 +71,7 @@ unit: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal $(LONG:%=--ignore=%)
 
 test-long: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal $(LONG)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal $(LONG)
 
 test-gpu: install
 	$(BIN)/python -m pytest -m gpu tests/gpu
@@ -80,7 +83,7 @@ test-sim: install
 	@if [ ! -d "$(AMAGO_SIMCUDA)" ]; then echo "skipped: no simulated device in $(AMAGO_SIMCUDA)"; \
 	elif ! command -v g++ > /dev/null; then echo "skipped: the simulated device needs g++"; \
 	else PYTHONDONTWRITEBYTECODE=1 PYTHONPATH="$(AMAGO_SIMCUDA)/..:$(AMAGO_SIMCUDA)" OMP_NUM_THREADS=1 \
-	  $(BIN)/python -m pytest -n 3 -p pytest_simcuda -m gpu tests/gpu; fi
+	  $(BIN)/python -m pytest -n 2 -p pytest_simcuda -m gpu tests/gpu; fi
 
 test-faults: install
 	AMAGO_FAULTS=long OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults tests/launch -s
@@ -90,6 +93,7 @@ $(ENVS_STAMP): $(STAMP)
 	$(PYTHON) -m venv $(ENVS)
 	$(BIN)/python -c "import site; print(site.getsitepackages()[0])" > "$$($(ENVS)/bin/python -c 'import site; print(site.getsitepackages()[0])')/first.pth"
 	$(ENVS)/bin/python $(INSTALL) --constraint constraints.txt --editable '.[dev,envs]' sb3-contrib
+	$(COMPILE)
 	@touch $(ENVS_STAMP)
 
 # Procgen (EnvPool) links Qt 5, which pip cannot bring; the names are those of Debian 12
@@ -112,7 +116,7 @@ $(SHOWDOWN): tools/showdown/package.json tools/showdown/package-lock.json
 	@touch $@
 
 test-envs: $(ENVS_STAMP) $(SHOWDOWN) qt
-	OMP_NUM_THREADS=1 $(ENVS)/bin/python -m pytest -n 3 --dist worksteal tests/envs_extra tests/examples tests/clients/test_old_tutorial.py
+	OMP_NUM_THREADS=1 $(ENVS)/bin/python -m pytest -n 2 --dist worksteal tests/envs_extra tests/examples tests/clients/test_old_tutorial.py
 
 $(RAY_STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(RAY)
@@ -120,6 +124,7 @@ $(RAY_STAMP): pyproject.toml constraints.txt
 	$(RAY)/bin/python $(INSTALL) --constraint constraints.txt --editable '.[dev,ray,sftp]'
 # without the constraints, since botocore needs an older python-dateutil
 	$(RAY)/bin/python $(INSTALL) s3fs==2026.9.0 moto==5.2.5 boto3==1.43.117 botocore==1.43.117 flask flask-cors
+	$(COMPILE)
 	@touch $(RAY_STAMP)
 
 test-ray: $(RAY_STAMP)
