@@ -45,10 +45,11 @@ def hold():
 
 
 class Slow(TMazePassive):
-    """Takes a millisecond a step, and does what a file in the run's directory says: crash, hang, or hold the interpreter."""
+    """Takes three milliseconds a step, so that the processor is left to whoever starts, and does what a file in the run's directory says: crash,
+    hang, or hold the interpreter."""
 
     def step(self, action):
-        time.sleep(0.001)
+        time.sleep(0.003)
         if ordered("crash"):
             os.kill(os.getpid(), signal.SIGKILL)
         if ordered("hang"):
@@ -76,6 +77,7 @@ class Obedient(amago.Experiment):
         super().collect_new_training_data()
 
     def train_step(self, batch, log_step):
+        time.sleep(0.02)  # as in `Slow`
         if (ROOT / "update-slowly").exists():
             time.sleep(1.0)
         if ordered("hang-learner"):
