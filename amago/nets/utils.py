@@ -23,6 +23,11 @@ Activation = Callable[[Tensor], Tensor]
 Log: TypeAlias = dict[str, Any] | None
 """Takes metrics by name; None: none are computed."""
 
+
+def _identity(x: Tensor) -> Tensor:
+    return x
+
+
 _ACTIVATIONS: dict[str, Activation] = {
     "leaky_relu": F.leaky_relu,
     "relu": F.relu,
@@ -33,11 +38,13 @@ _ACTIVATIONS: dict[str, Activation] = {
     "mish": F.mish,
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
+    "identity": _identity,
 }
 
 
 def activation_switch(name: str, inplace: bool = False) -> Activation:
-    """The elementwise function of that name: "leaky_relu", "relu", "gelu", "silu" (or "swish"), "elu", "mish", "tanh" or "sigmoid".
+    """The elementwise function of that name: "leaky_relu", "relu", "gelu", "silu" (or "swish"), "elu", "mish", "tanh", "sigmoid", or
+    "identity", with which layers are linear.
 
     With ``inplace`` leaky ReLU overwrites its input, which must be a tensor that nothing else uses, such as the output of a linear
     layer. Backward then keeps one tensor instead of two: a fifth of the memory of a Transformer's update.

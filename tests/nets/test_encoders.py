@@ -46,6 +46,8 @@ def test_ff_encoder_options():
     assert hidden(obs, rl2s).equal(hidden(obs, rl2s + 1))
     shown = FFTstepEncoder(VECTORS, RL2).eval()
     assert not shown(obs, rl2s).equal(shown(obs, rl2s + 1))
+    linear = MLP(3, 8, 2, 4, activation="identity")
+    assert (linear(rl2s) + linear(-rl2s)).allclose(2 * linear(0 * rl2s), atol=1e-6)
 
 
 def images(B=8, L=2, channels_first=False):
