@@ -79,7 +79,7 @@ REFUSED = {
         (lambda: transformer(n_heads=8, pos_emb="rope"), ("rope", "even")),
         (lambda: transformer(d_model=9, n_heads=3), ("d_model=9", "even")),
         (lambda: transformer(norm="batch"), ("batch", "layer", "rmsnorm")),
-        (lambda: transformer(activation="step"), ("activation='step'", "gelu, leaky_relu")),
+        (lambda: transformer(activation="step"), ("activation='step'", "gelu, identity, leaky_relu")),
         (lambda: transformer(dropout_attn=-0.1), ("dropout=-0.1",)),
         (lambda: transformer(qk_norm=(1.0, 2.0, 3.0)), ("qk_norm", (1.0, 2.0, 3.0), "2 heads")),
         (lambda: transformer(qk_norm="lenght"), ("qk_norm", "lenght")),
