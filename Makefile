@@ -71,7 +71,7 @@ unit: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal $(LONG:%=--ignore=%)
 
 test-long: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal $(LONG)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal $(LONG)
 
 test-gpu: install
 	$(BIN)/python -m pytest -m gpu tests/gpu
@@ -83,7 +83,7 @@ test-sim: install
 	@if [ ! -d "$(AMAGO_SIMCUDA)" ]; then echo "skipped: no simulated device in $(AMAGO_SIMCUDA)"; \
 	elif ! command -v g++ > /dev/null; then echo "skipped: the simulated device needs g++"; \
 	else PYTHONDONTWRITEBYTECODE=1 PYTHONPATH="$(AMAGO_SIMCUDA)/..:$(AMAGO_SIMCUDA)" OMP_NUM_THREADS=1 \
-	  $(BIN)/python -m pytest -n 2 -p pytest_simcuda -m gpu tests/gpu; fi
+	  $(BIN)/python -m pytest -n 3 -p pytest_simcuda -m gpu tests/gpu; fi
 
 test-faults: install
 	AMAGO_FAULTS=long OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults tests/launch -s
@@ -116,7 +116,7 @@ $(SHOWDOWN): tools/showdown/package.json tools/showdown/package-lock.json
 	@touch $@
 
 test-envs: $(ENVS_STAMP) $(SHOWDOWN) qt
-	OMP_NUM_THREADS=1 $(ENVS)/bin/python -m pytest -n 2 --dist worksteal tests/envs_extra tests/examples tests/clients/test_old_tutorial.py
+	OMP_NUM_THREADS=1 $(ENVS)/bin/python -m pytest -n 3 --dist worksteal tests/envs_extra tests/examples tests/clients/test_old_tutorial.py
 
 $(RAY_STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(RAY)
