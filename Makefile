@@ -34,7 +34,7 @@ install: $(STAMP)
 
 # pip would compile the modules one after another; `compileall` does it on all cores, and leaves out the few that are no Python 3
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
-COMPILE = $(@D)/bin/python -m compileall -qq -j 0 $(@D)/lib || true
+COMPILE = $(@D)/bin/python -W ignore -m compileall -qq -j 0 $(@D)/lib || true
 
 # torch comes first and by its pinned version: any other request may download gigabytes of CUDA
 $(STAMP): pyproject.toml constraints.txt

@@ -8,7 +8,7 @@ Each run is an example with one thread and 60 processor seconds, or 600 for the 
     amago demo --out demo_half --epochs 6
     amago train Pendulum-v1 --run-name pendulum --buffer-dir runs --seed 0 --no_async --epochs 10
     MINARI_DATASETS_PATH=runs/minari amago buffer export runs/pendulum recorded/pendulum-v0
-    python -m benchmarks.suite.sac_record Hopper-v5 recorded/hopper-medium-replay.hdf5 --until 1065
+    python -m benchmarks.suite.sac_record Hopper-v5 recorded/hopper-medium-replay.hdf5 --until 1065 --steps 168847
 
 The lakes are recorded from an agent that has begun to learn; Pendulum's record is all that an agent met while it learned, and the hopper's all that SAC met. Set
 MINARI_DATASETS_PATH for `run`, too. Runs that are done are not repeated, and interrupted ones continue.
@@ -46,7 +46,7 @@ DATA = {
 """Records: the example that learns from each, its arguments without the method's file, and processor seconds."""
 _SHOWN = {
     "lake": "Meta-FrozenLake 3x3, 6 attempts, half learned", "pendulum": "Pendulum-v1, all of training (Minari)",
-    "hopper": "Hopper-v5, SAC until it is medium (D4RL)",
+    "hopper": "Hopper-v5, the first 168,847 steps of SAC (D4RL)",
 }  # fmt: skip
 
 
