@@ -54,7 +54,10 @@ def versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for package in importlib.metadata.distributions():
         with contextlib.suppress(Exception):  # the remains of a broken installation
-            found.setdefault(package.name.lower().replace("_", "-"), package.version)
+            # `package.name` and `package.version` would each parse the whole description: 0.2 s for 160 packages
+            head = (package.read_text("METADATA") or package.read_text("PKG-INFO") or "").partition("\n\n")[0]
+            fields = dict(re.findall("^(Name|Version): *(.+)$", head, re.MULTILINE))
+            found.setdefault(fields["Name"].lower().replace("_", "-"), fields["Version"])
     return dict(sorted(found.items()))
 
 
