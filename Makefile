@@ -32,16 +32,15 @@ help:
 
 install: $(STAMP)
 
-# pip would compile the modules one after another; `compileall` does it on all cores, and leaves out the few that are no Python 3
+# modules are compiled when they are first imported, but for those of PyTorch, which each of several processes would compile at once
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
-COMPILE = $(@D)/bin/python -W ignore -m compileall -qq -j 0 $(@D)/lib || true
 
 # torch comes first and by its pinned version: any other request may download gigabytes of CUDA
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(INSTALL) --constraint constraints.txt torch==2.13.0
 	$(BIN)/python $(INSTALL) --constraint constraints.txt --editable '.[dev]'
-	$(COMPILE)
+	-$(BIN)/python -W ignore -m compileall -qq -j 0 $(VENV)/lib/python3*/site-packages/torch $(VENV)/lib/python3*/site-packages/sympy
 	@touch $(STAMP)
 
 demo: install
@@ -93,7 +92,6 @@ $(ENVS_STAMP): $(STAMP)
 	$(PYTHON) -m venv $(ENVS)
 	$(BIN)/python -c "import site; print(site.getsitepackages()[0])" > "$$($(ENVS)/bin/python -c 'import site; print(site.getsitepackages()[0])')/first.pth"
 	$(ENVS)/bin/python $(INSTALL) --constraint constraints.txt --editable '.[dev,envs]' sb3-contrib
-	$(COMPILE)
 	@touch $(ENVS_STAMP)
 
 # Procgen (EnvPool) links Qt 5, which pip cannot bring; the names are those of Debian 12
@@ -124,7 +122,6 @@ $(RAY_STAMP): pyproject.toml constraints.txt
 	$(RAY)/bin/python $(INSTALL) --constraint constraints.txt --editable '.[dev,ray,sftp]'
 # without the constraints, since botocore needs an older python-dateutil
 	$(RAY)/bin/python $(INSTALL) s3fs==2026.9.0 moto==5.2.5 boto3==1.43.117 botocore==1.43.117 flask flask-cors
-	$(COMPILE)
 	@touch $(RAY_STAMP)
 
 test-ray: $(RAY_STAMP)

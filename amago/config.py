@@ -380,3 +380,8 @@ def _check_type(name: str, value: object) -> None:
     kinds = found.annotation.replace(" ", "").split("|") if found is not None and isinstance(found.annotation, str) else []
     if kinds and all(kind in _PLAIN for kind in kinds) and not any(_PLAIN[kind](value) for kind in kinds):
         raise ValueError(f"{matches[0]}.{parameter} must be {' or '.join(kinds)}, got {value!r} ({type(value).__name__})")
+
+
+class Default(int):
+    """The default of an argument that neither a script nor its user has replaced. It is here, since functions that make environments often hold all
+    arguments, and the workers that receive them need no torch."""

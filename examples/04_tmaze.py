@@ -55,19 +55,20 @@ def make_experiment(args: Namespace) -> Experiment:
         )
     kind = "active" if args.active else "passive"
 
-    def make_env(horizon: int = args.horizon) -> AMAGOEnv:
-        if args.on_device:
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-            mazes = DeviceTMaze(args.parallel_actors, args.horizon - 1, device)
-            return AMAGOEnv(mazes, env_name=f"tmaze_device_{args.horizon}", batched_envs=args.parallel_actors)
+    def on_device() -> AMAGOEnv:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        mazes = DeviceTMaze(args.parallel_actors, args.horizon - 1, device)
+        return AMAGOEnv(mazes, env_name=f"tmaze_device_{args.horizon}", batched_envs=args.parallel_actors)
+
+    def on_host(horizon: int = args.horizon) -> AMAGOEnv:  # apart, so that workers import no torch
         return AMAGOEnv(
             TMazeActive(horizon - 3) if args.active else TMazePassive(horizon - 1), env_name=f"tmaze_{kind}_{horizon}"
         )
 
-    make_train_env = make_env
+    make_train_env = make_env = on_device if args.on_device else on_host
     if args.shortest is not None:
         lengths = np.geomspace(args.shortest, args.horizon, args.parallel_actors).round().astype(int)
-        make_train_env = [partial(make_env, h) for h in lengths.tolist()]
+        make_train_env = [partial(on_host, h) for h in lengths.tolist()]
 
     args.timesteps_per_epoch = args.timesteps_per_epoch or 2 * args.horizon
     config: dict = {}

@@ -36,13 +36,15 @@ def make_experiment(args: Namespace) -> Experiment:
 
     options = args.k_episodes, args.episode_length, args.goal_region, args.step_size, args.rewards
 
-    def make_env() -> AMAGOEnv:
-        if args.on_device:
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-            robots = DevicePointRobot(args.parallel_actors, *options, device=device)
-            return AMAGOEnv(robots, env_name=name, batched_envs=args.parallel_actors)
+    def on_device() -> AMAGOEnv:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        robots = DevicePointRobot(args.parallel_actors, *options, device=device)
+        return AMAGOEnv(robots, env_name=name, batched_envs=args.parallel_actors)
+
+    def on_host() -> AMAGOEnv:  # apart, so that workers import no torch
         return AMAGOEnv(PointRobot(*options), env_name=name)
 
+    make_env = on_device if args.on_device else on_host
     horizon = PointRobot(*options).horizon
     max_seq_len = args.max_seq_len or horizon
     args.timesteps_per_epoch = args.timesteps_per_epoch or horizon

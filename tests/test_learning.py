@@ -3,7 +3,7 @@
 import pytest
 import tiny
 
-from amago import config
+from amago import EarlyStopping, config
 from amago.envs import AMAGOEnv
 from amago.envs.builtin.tmaze import TMazeExploration, TMazePassive
 
@@ -23,11 +23,12 @@ def make_env() -> AMAGOEnv:
 
 
 def success(traj_encoder: str, tmp_path, epochs: int) -> float:
-    """Success in the maze after ``epochs`` of 40 updates."""
+    """Success in the maze after ``epochs`` of 40 updates, or when it is learned."""
     experiment = tiny.experiment(
         tmp_path, make_env, traj_encoder, max_seq_len=HORIZON, exploration_wrapper_type=TMazeExploration, parallel_actors=16,
         val_timesteps_per_epoch=HORIZON, train_timesteps_per_epoch=2 * HORIZON, train_batches_per_epoch=40, batch_size=24,
-        lr_warmup_steps=50, epochs=epochs, sample_actions=False,
+        lr_warmup_steps=50, epochs=epochs, sample_actions=False, val_interval=4,
+        callbacks=[EarlyStopping("Average Success in tmaze", threshold=1.0)],
     )  # fmt: skip
     config.bind(SMALL)
     experiment.start()
@@ -43,4 +44,4 @@ def test_memory_recalls_what_was_shown_in_the_first_step(traj_encoder, tmp_path)
 
 @pytest.mark.learning
 def test_without_memory_the_maze_is_a_coin_flip(tmp_path):
-    assert success("ff", tmp_path, epochs=40) <= 0.75
+    assert success("ff", tmp_path, epochs=20) <= 0.75

@@ -16,9 +16,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from amago.cli_utils.settings import read_settings
 from amago.envs import AMAGOEnv
-from amago.run.rundir import SETTINGS_YAML
 
 ENVIRONMENT = (
     "id of a registered environment, module:Id-v0 for one that a module registers, or module:function for what makes one"
@@ -102,6 +100,10 @@ def _maker(env_id: str) -> Callable[..., object] | None:
 def read_environment(run_dir: Path) -> tuple[str, int | None] | None:
     """The name of the environment on which a run was trained, and the steps after which its rollouts are truncated; None if that is not
     recorded."""
+    # not above: `GymEnv` is imported in workers, which need no torch
+    from amago.cli_utils.settings import read_settings
+    from amago.run.rundir import SETTINGS_YAML
+
     path = run_dir / SETTINGS_YAML
     found: dict[str, Any] = (read_settings(str(path)) if path.is_file() else None) or {}
     if "memory" not in found and not found.keys() <= {"env", "horizon"}:

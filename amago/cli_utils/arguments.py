@@ -19,20 +19,16 @@ from typing import Any
 
 from amago.cli_utils.parts import AGENTS, CNNS, REGISTRIES, TRAJ_ENCODERS
 from amago.cli_utils.settings import Configs
+from amago.config import Default
 from amago.envs.pool import ENV_MODES
 from amago.run.settings import LOG_TO, PROGRESS, ExperimentSettings
 
 SETTINGS = {field.name: field for field in dataclasses.fields(ExperimentSettings) if field.metadata["help"]}
 """Fields of `amago.Experiment` by the argument that `amago.run.settings.setting` declares for them."""
 
-
-class _Default(int):
-    """A default number that neither script nor user has replaced."""
-
-
 LIBRARY_DEFAULTS: dict[str, Any] = {
-    "parallel_actors": 24, "epochs": 500, "batches_per_epoch": _Default(700), "grads_per_epoch": _Default(700), "dset_max_size": inf,
-    "val_interval": 10, "ckpt_interval": 20, "dloader_workers": _Default(6),
+    "parallel_actors": 24, "epochs": 500, "batches_per_epoch": Default(700), "grads_per_epoch": Default(700), "dset_max_size": inf,
+    "val_interval": 10, "ckpt_interval": 20, "dloader_workers": Default(6),
 }  # fmt: skip
 """Defaults of `parse_args`, the examples and ``amago train``, where they differ from `add_common_cli`, which has the
 original's."""
@@ -203,7 +199,7 @@ def _add_collecting(parser: ArgumentParser) -> None:
 def _add_learning(parser: ArgumentParser) -> None:
     add, switch = _group(parser, "learning")
     for name, other in (("batches_per_epoch", "grads_per_epoch"), ("grads_per_epoch", "batches_per_epoch")):
-        add(name, f"batches in an epoch; the same as --{other}", default=_Default(1000), dests=(other,), **_BOTH)
+        add(name, f"batches in an epoch; the same as --{other}", default=Default(1000), dests=(other,), **_BOTH)
     add("dloader_workers", "threads that read batches ahead", default=8)
     add("learning_rate", "learning rate of AdamW", "--lr", type=float, default=1e-4)
     add("lr_cooldown", "fraction of training, at its end, over which the learning rate falls to 0", type=float)
@@ -271,10 +267,10 @@ def experiment_fields_from_cli(args: Namespace) -> dict[str, Any]:
     """The fields of `amago.Experiment` that arguments of `add_common_cli` set, except parameters of
     `create_experiment_from_cli`."""
     optional: dict[str, Any] = {} if args.lr_cooldown is None else {"lr_cooldown": args.lr_cooldown}
-    if not isinstance(args.dloader_workers, _Default):
+    if not isinstance(args.dloader_workers, Default):
         optional["dloader_workers"] = args.dloader_workers
     # the one of two names whose default a script has changed; None before a command has chosen
-    batches = args.batches_per_epoch if isinstance(args.grads_per_epoch, _Default) else args.grads_per_epoch
+    batches = args.batches_per_epoch if isinstance(args.grads_per_epoch, Default) else args.grads_per_epoch
     given = vars(args)
     found = {name: given[name] for name in SETTINGS} | {
         "ckpt_base_dir": args.buffer_dir, "parallel_actors": args.parallel_actors, "train_timesteps_per_epoch": args.timesteps_per_epoch,

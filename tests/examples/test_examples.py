@@ -2,8 +2,10 @@
 
 import argparse
 import importlib
+import pickle
 import re
 import runpy
+import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +18,7 @@ from run_inside import TINY, run_script
 
 from amago import cli_utils
 from amago.cli import demo
+from amago.envs.pool import worker
 from amago.run.checkpoint import CheckpointError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -107,6 +110,25 @@ def test_trains_and_resumes(name: str, tmp_path: Path) -> None:
     assert trained == [(1, 2 * 48, 4)]
     assert files(tmp_path, "ckpts/training_states/*") == ["tiny_epoch_0", "tiny_epoch_1"]
     assert files(tmp_path, "buffer/fifo/*.safetensors")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_workers_of_environments_import_no_torch(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take each of them two seconds and 300 MB."""
+    sent = tmp_path / "sent"
+
+    def pack(plan: object, real=worker.pack) -> None:
+        sent.write_bytes(pickle.dumps(real(plan)))
+        raise SystemExit(9)
+
+    monkeypatch.setattr(worker, "pack", pack)
+    run_script(EXAMPLES / name, [*FEW.split(), *SMALL[name].split()], tmp_path)
+    if name in ("02_gymnax.py", "11_xland_minigrid.py"):  # batches, which have no workers
+        return
+    code = "import pickle, sys; from amago.envs.pool import worker; worker.unpack(pickle.load(open(sys.argv[1], 'rb'))); print('torch' in sys.modules)"
+    env = tiny.environment() | {"PYTHONPATH": f"{tiny.environment()['PYTHONPATH']}:{EXAMPLES}"}
+    done = subprocess.run([sys.executable, "-c", code, str(sent)], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 def test_collects_then_learns_in_one_directory(tmp_path: Path) -> None:

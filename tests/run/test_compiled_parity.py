@@ -77,17 +77,10 @@ def test_a_resumed_run_goes_on_to_the_bit(tmp_path):
     assert not tiny.differing(straight, state(e))
 
 
-@pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory):
-    """What two ranks have left that have run the program `compiled`."""
-    where = tmp_path_factory.mktemp("ranks")
-    finish("compiled", where)
-    return where
-
-
 @pytest.mark.timeout(1200)
-def test_two_ranks_with_the_compiler_equal_two_without(two_ranks):
-    ranks = [torch.load(two_ranks / f"compiled-{rank}.pt", weights_only=True) for rank in (0, 1)]
+def test_two_ranks_with_the_compiler_equal_two_without_which_send_three_sums(tmp_path):
+    finish("compiled", tmp_path)
+    ranks = [torch.load(tmp_path / f"compiled-{rank}.pt", weights_only=True) for rank in (0, 1)]
     for on in (False, True):
         assert not tiny.differing(ranks[0][on]["weights"], ranks[1][on]["weights"])
     for rank in ranks:
@@ -98,9 +91,4 @@ def test_two_ranks_with_the_compiler_equal_two_without(two_ranks):
             torch.testing.assert_close(
                 rank[True]["weights"][name], weight, rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}"
             )
-
-
-def test_an_update_of_several_ranks_sends_three_sums(two_ranks):
-    """Of the inputs, of the targets, and of the valid steps of all losses."""
-    found = torch.load(two_ranks / "compiled-0.pt", weights_only=True)
-    assert len(found[False]["sent"]) == 3
+    assert len(ranks[0][False]["sent"]) == 3, "of the inputs, of the targets, and of the valid steps of all losses"
