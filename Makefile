@@ -24,7 +24,7 @@ help:
 	@echo "make test-faults  the tests of faults with their full counts (AMAGO_FAULTS_SEED=N repeats a run)"
 	@echo "make test-gpu     the tests of the CPU on a CUDA device; elsewhere they are skipped"
 	@echo "make test-sim     the same on a simulated device, where its sources are to be had"
-	@echo "make test-envs    the benchmarks of docs/benchmarks.md, in an environment of their own with every package (2.5 GB more)"
+	@echo "make test-envs    the benchmarks of docs/benchmarks.md and the examples, in an environment of their own with every package (2.5 GB more)"
 	@echo "make test-ray     collectors on many machines: clusters of several nodes, buckets and ssh on this one, in an environment of their own"
 	@echo "make showdown     the battle server of examples/15_pokemon.py, from npm (Node.js 20 or later)"
 	@echo "make bench   how fast each part is, as a share of what the machine could do (30 minutes; keep the machine quiet)"
@@ -66,8 +66,9 @@ docs: install
 LONG := tests/bench tests/clients tests/faults tests/launch tests/docs/test_docs.py tests/docs/test_notebooks.py \
   tests/docs/test_results.py tests/run/test_compiled_parity.py tests/run/test_ranks.py tests/test_learning.py tests/test_other_systems.py
 
+# without tests/examples, all of which test-envs runs
 unit: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal $(LONG:%=--ignore=%)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal $(LONG:%=--ignore=%) --ignore=tests/examples
 
 test-long: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal $(LONG)

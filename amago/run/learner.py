@@ -192,7 +192,9 @@ class Learner:
 
     def use(self, wrapped: Any) -> None:
         """Act with a module, and train it if it is an agent."""
-        self.policy_aclr, self.policy, self._graphs = wrapped, extract_model_from_parallel(wrapped), None
+        # `extract_model_from_parallel` imports PyTorch's compiler, which takes a second
+        agent = wrapped if isinstance(wrapped, BaseAgent) else extract_model_from_parallel(wrapped)
+        self.policy_aclr, self.policy, self._graphs = wrapped, agent, None
 
     def build(self, spaces: Spaces, make_optimizer: Callable[[BaseAgent], Optimizer] | None) -> None:
         """Build the agent, its optimizer and schedule (neither if ``make_optimizer`` is None: this process never trains).

@@ -148,7 +148,7 @@ def wait_for_saves(life, root, n):
 
 
 def test_killed_at_any_moment_it_goes_on_from_the_newest_complete_checkpoint(tmp_path, begin):
-    random, wanted = rng("killed"), count(4, 50)
+    random, wanted = rng("killed"), count(3, 50)
     life = begin("checkpoints_all_the_time", root=str(tmp_path), report=str(tmp_path / "first"), context="fork")
     life.until(tmp_path / "first")
     life.wait_for(lambda: newest(tmp_path) is not None)
@@ -286,7 +286,7 @@ def test_a_damaged_checkpoint_is_noticed_wherever_it_is_damaged(tmp_path, caplog
 
 
 def test_signals_save_and_end_a_run_wherever_they_hit(tmp_path, begin):
-    random, wanted, longest, hit = rng("signals"), count(5, 48), 0.0, Counter()
+    random, wanted, longest, hit = rng("signals"), count(4, 48), 0.0, Counter()
     signals = list(SIGNALS)
     for i in range(wanted):
         said = tmp_path / f"life-{i}"
