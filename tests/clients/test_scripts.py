@@ -5,7 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import tiny
 
 HERE = Path(__file__).parent
@@ -37,21 +36,16 @@ runpy.run_path({script!r}, run_name="__main__")
 """
 
 
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
-    """{script: traceback, or "" where it ran}."""
-    root, folder = tmp_path_factory.mktemp("scripts"), str(HERE / "scripts")
+def test_all_run(tmp_path):
+    root, folder = tmp_path / "scripts", str(HERE / "scripts")
     pieces = {p.stem: {p.stem: PIECE.format(script=str(p), root=str(root / p.stem), folder=folder)} for p in SCRIPTS}
     command = [sys.executable, str(HERE.parent / "compat" / "in_fresh_processes.py")]
     done = subprocess.run(
         command, input=json.dumps(pieces), capture_output=True, text=True, env=tiny.environment(), timeout=280
     )
-    return told(done)
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda p: p.stem)
-def test_runs(script, outcomes):
-    assert not outcomes[script.stem], outcomes[script.stem]
+    tracebacks = told(done)
+    assert tracebacks.keys() == pieces.keys()
+    assert not any(tracebacks.values()), "\n".join(tracebacks.values())
 
 
 def test_a_controller_acts_step_by_step(tmp_path):

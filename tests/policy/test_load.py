@@ -151,14 +151,14 @@ def live(agent, make_env, steps):
     return {k: np.stack([step[k] for step in log]) for k in log[0]}
 
 
-def test_a_thousand_steps_on_a_machine_with_nothing_of_the_training_process(runs):
-    kinds = [(tiny.cartpole, traj, 1000) for traj in ("ff", "gru", "transformer")]
+def test_hundreds_of_steps_on_a_machine_with_nothing_of_the_training_process(runs):
+    kinds = [(tiny.cartpole, traj, 400) for traj in ("ff", "gru", "transformer")]
     kinds += [(tiny.pendulum, "gru", 400), (tiny.bits, "transformer", 400)]
     places, expected = {}, []
     for make_env, traj, steps in kinds:
         run_dir, agent = runs(make_env, traj)
         log = live(agent, make_env, steps)
-        assert (log["resets"].sum(0) > 30).all(), "many episodes"
+        assert (log["resets"].sum(0) > 10).all(), "many episodes"
         lengths = np.diff(np.flatnonzero(log["resets"][:, 0]))
         assert (lengths > agent.max_seq_len).any() or make_env is not tiny.cartpole, "past the context"
         np.savez(run_dir / "lived.npz", **log)
