@@ -36,21 +36,6 @@ def test_a_learner_that_hangs_is_started_again_and_goes_on(launch, order, learne
     assert steps[-1] == max(steps)
 
 
-def test_a_learner_that_saves_says_so_and_is_left_alone(launch):
-    """`test_a_long_silence_is_a_hang_unless_it_was_announced` has the time that it is given."""
-    run = launch(resume="auto", **RUN)
-    (run.root / "hold-save").touch()
-    run.until(lambda: (run.root / "holds-save").exists())
-    run.until(lambda: run.beat("learner").get("state") == "saving")
-    assert run.beat("learner")["long"]
-    before, done = run.children["learner"], updates(run)
-    (run.root / "hold-save").unlink()
-    run.until(lambda: updates(run) > done)
-    assert run.children["learner"] == before
-    stop(run)
-    assert "was killed" not in run.output
-
-
 class Learner(Role):
     """Gives the signs of life that a test lets it give."""
 
@@ -106,17 +91,28 @@ def test_a_long_silence_is_a_hang_unless_it_was_announced(learner, silent, beat,
     assert ("was killed" in capsys.readouterr().err) == hangs
 
 
-@pytest.mark.parametrize("resume", ["auto", "never"])
-def test_a_learner_that_is_killed_starts_again_where_it_resumes(launch, resume):
-    run = launch(**RUN, resume=resume)
-    run.until(lambda: updates(run) > 6)
-    done, before = updates(run), run.children["learner"]
+def test_a_learner_that_saves_is_left_alone_and_one_that_is_killed_starts_again(launch):
+    """`test_a_long_silence_is_a_hang_unless_it_was_announced` has the time that a save is given."""
+    run = launch(**RUN, resume="auto")
+    (run.root / "hold-save").touch()
+    run.until(lambda: (run.root / "holds-save").exists() and run.beat("learner").get("state") == "saving")
+    assert run.beat("learner")["long"]
+    before, done = run.children["learner"], updates(run)
+    (run.root / "hold-save").unlink()
+    run.until(lambda: updates(run) > done + 6)
+    assert run.children["learner"] == before
+    done = updates(run)
     os.kill(before, signal.SIGKILL)
-    if resume == "never":
-        assert run.wait() == 1
-        assert "the learner was ended by SIGKILL, perhaps because memory ran out. It is not started again" in run.output
-        assert "give the experiment resume='auto'" in run.output
-        return
     run.until(lambda: updates(run) > done + 6)
     stop(run)
     assert "the learner was ended by SIGKILL, perhaps because memory ran out; it starts again" in run.output
+    assert "was killed" not in run.output
+
+
+def test_a_killed_learner_that_does_not_resume_ends_the_launch(launch):
+    run = launch(**RUN, resume="never")
+    run.until(lambda: updates(run) > 6)
+    os.kill(run.children["learner"], signal.SIGKILL)
+    assert run.wait() == 1
+    assert "the learner was ended by SIGKILL, perhaps because memory ran out. It is not started again" in run.output
+    assert "give the experiment resume='auto'" in run.output
