@@ -22,8 +22,8 @@ PUBLISHED = {
 """(GRU, Transformer) of PPO after 2 million steps, mean of five seeds, as the README of a submission of 2026 has them."""
 WORDS = {
     "RepeatPreviousEasy": f"{CARDS} --epochs 20 --val_interval 2", "AutoencodeEasy": f"{ANSWERS} --epochs 50 --val_interval 5",
-    "ConcentrationEasy": "--configs zoo/popgym zoo/popgym_long zoo/popgym_concentration --traj_encoder identity --parallel_actors 32 "
-    "--learning_rate 5e-4 --epochs 60 --timesteps_per_epoch 1040 --grads_per_epoch 125 --val_interval 4",
+    "ConcentrationEasy": "--configs zoo/popgym zoo/popgym_long zoo/popgym_board zoo/popgym_concentration --traj_encoder identity "
+    "--parallel_actors 32 --learning_rate 1e-3 --batch_size 32 --epochs 60 --timesteps_per_epoch 1040 --grads_per_epoch 60 --val_interval 5",
     "BattleshipEasy": "--configs zoo/popgym zoo/popgym_long zoo/popgym_board --flat_actions --traj_encoder gru --memory_size 128 --memory_layers 1 "
     "--parallel_actors 32 --learning_rate 1e-3 --batch_size 64 --epochs 40 --timesteps_per_epoch 1560 --grads_per_epoch 100 --val_interval 4",
 }  # fmt: skip
