@@ -114,7 +114,7 @@ def test_trains_and_resumes(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_workers_of_environments_import_no_torch(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would take each of them two seconds and 300 MB."""
+    """It would take each of them two seconds and 200 MB."""
     sent = tmp_path / "sent"
 
     def pack(plan: object, real=worker.pack) -> None:
