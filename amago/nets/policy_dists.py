@@ -250,7 +250,8 @@ class Discrete(PolicyOutput):
     Args:
         clip_prob_low, clip_prob_high: the clip. A low clip keeps every action possible, and bounds log-probabilities.
             ``clip_prob_low`` None: 0.001 up to 50 choices, 0.05 / A beyond, so that the probabilities of an untrained policy,
-            about 1 / A, lie above it, and the unlikely choices have at most 5% together.
+            about 1 / A, lie above it, and the unlikely choices have at most 5% together. A logit of -inf is not clipped: its
+            probability is 0.
         gumbel_temperature: of the gradient of sampled actions.
         clip_gradient: a gradient that leads back towards the bounds passes a clipped probability; False: none does, as in the
             original, and a policy that every state has pushed there stays.
@@ -295,6 +296,8 @@ class Discrete(PolicyOutput):
         return vec.masked_fill(~legal, -math.inf)
 
     def make(self, vec: Tensor) -> DiscreteOutput:
+        nothing = (vec == -math.inf).all(dim=-1, keepdim=True)  # is legal, as in padding: all choices are then, alike
+        vec = vec.masked_fill(nothing, 0.0)
         illegal = vec == -math.inf
         probs = vec.softmax(dim=-1)
         if self.clip_gradient and vec.requires_grad:

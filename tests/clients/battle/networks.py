@@ -45,9 +45,9 @@ class DuelTstepEncoder(amago.TstepEncoder):
 
 @gin.configurable
 class LegalActor(Actor):
-    """Gives illegal actions the lowest score."""
+    """Gives illegal actions no chance: one of -1e4 would be drawn once in a thousand times."""
 
     def actor_network_forward(self, state, log_dict=None, straight_from_obs=None):
         scores = super().actor_network_forward(state, log_dict=log_dict, straight_from_obs=straight_from_obs)
         illegal = straight_from_obs["illegal_actions"].bool()
-        return torch.where(illegal.unsqueeze(-2), torch.full_like(scores, -1e4), scores)
+        return torch.where(illegal.unsqueeze(-2), torch.full_like(scores, -torch.inf), scores)
