@@ -47,8 +47,7 @@ def make_experiment(args: Namespace) -> Experiment:
     traj = cli_utils.switch_traj_encoder(config, args.traj_encoder, memory_size=args.memory_size, layers=args.memory_layers)
     agent = cli_utils.switch_agent(config, args.agent_type, tau=0.005)
     config |= {"Actor.d_hidden": 128, "NCritics.d_hidden": 128}
-    anneal = max(1, args.epochs * args.timesteps_per_epoch // 2)
-    explore = cli_utils.switch_exploration(config, "bilevel", rollout_horizon=horizon, steps_anneal=anneal)
+    explore = cli_utils.switch_exploration(config, "bilevel", rollout_horizon=horizon)
     cli_utils.use_config(config, args.configs)
     return cli_utils.create_experiment_from_cli(
         args, make_env, make_env, max_seq_len=horizon, val_timesteps_per_epoch=2 * horizon + 1, tstep_encoder_type=tstep,

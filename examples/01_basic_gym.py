@@ -43,8 +43,7 @@ def make_experiment(args: Namespace) -> Experiment:
     tstep = cli_utils.default_tstep_encoder(config, observations, n_layers=2, d_hidden=128, d_output=64)
     traj = cli_utils.switch_traj_encoder(config, args.traj_encoder, memory_size=args.memory_size, layers=args.memory_layers)
     agent = cli_utils.switch_agent(config, args.agent_type)
-    anneal = max(1, args.epochs * args.timesteps_per_epoch // 2)
-    explore = cli_utils.switch_exploration(config, "egreedy", steps_anneal=anneal)
+    explore = cli_utils.switch_exploration(config, "egreedy")
     cli_utils.use_config(config, args.configs)
     return cli_utils.create_experiment_from_cli(
         args, make_env, make_env, max_seq_len=128, val_timesteps_per_epoch=2 * horizon + 1, tstep_encoder_type=tstep,

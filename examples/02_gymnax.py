@@ -64,7 +64,7 @@ def make_experiment(args: Namespace) -> Experiment:
     agent = cli_utils.switch_agent(config, args.agent_type, tau=0.02, gamma=0.99)
     config |= {"Actor.d_hidden": 128, "NCritics.d_hidden": 128, "TformerTrajEncoder.n_heads": 4}
     config |= {"Multigammas.discrete": [0.8, 0.95], "Multigammas.continuous": [0.95]}
-    explore = cli_utils.switch_exploration(config, "egreedy", steps_anneal=max(1, args.epochs * args.timesteps_per_epoch // 2))
+    explore = cli_utils.switch_exploration(config, "egreedy")
     cli_utils.use_config(config, args.configs)
     return cli_utils.create_experiment_from_cli(
         args, make_env, make_env, max_seq_len=max_seq_len, val_timesteps_per_epoch=horizon + 1, tstep_encoder_type=tstep,

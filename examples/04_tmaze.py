@@ -75,8 +75,7 @@ def make_experiment(args: Namespace) -> Experiment:
     tstep = cli_utils.switch_tstep_encoder(config, "ff", n_layers=1, d_hidden=64, d_output=64, normalize_inputs=False)
     traj = cli_utils.switch_traj_encoder(config, args.traj_encoder, memory_size=args.memory_size, layers=args.memory_layers)
     agent = cli_utils.switch_agent(config, args.agent_type, reward_multiplier=100.0, tau=0.02)
-    anneal = max(1, args.epochs * args.timesteps_per_epoch // 2)
-    config |= {"EpsilonGreedy.steps_anneal": anneal, "Actor.d_hidden": 64, "NCritics.d_hidden": 64}
+    config |= {"Actor.d_hidden": 64, "NCritics.d_hidden": 64}
     if args.long_memory:
         config["GRUTrajEncoder.longest"] = float(args.horizon)
     # A single wrong step misses the goal: where probabilities are clipped leaves about one in a corridor, however long it is.

@@ -40,8 +40,7 @@ def make_experiment(args: Namespace) -> Experiment:
     agent = cli_utils.switch_agent(config, args.agent_type, tau=0.01, gamma=0.97)
     config |= {"Actor.d_hidden": 128, "NCritics.d_hidden": 128, "TformerTrajEncoder.n_heads": 4}
     config |= {"Multigammas.discrete": [0.7, 0.9]}  # the next reward is at most a few attempts away
-    anneal = max(1, args.epochs * args.timesteps_per_epoch // 2)
-    explore = cli_utils.switch_exploration(config, "bilevel", rollout_horizon=args.meta_horizon, steps_anneal=anneal)
+    explore = cli_utils.switch_exploration(config, "bilevel", rollout_horizon=args.meta_horizon)
     cli_utils.use_config(config, args.configs)
     return cli_utils.create_experiment_from_cli(
         args, make_env, make_env, max_seq_len=args.meta_horizon, val_timesteps_per_epoch=2 * args.meta_horizon + 1,

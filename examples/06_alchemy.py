@@ -52,8 +52,7 @@ def make_experiment(args: Namespace) -> Experiment:
     tstep = cli_utils.switch_tstep_encoder(config, "ff", n_layers=1, d_hidden=256, d_output=128, hide_rl2s=args.shaping)
     traj = cli_utils.switch_traj_encoder(config, args.traj_encoder, memory_size=args.memory_size, layers=args.memory_layers)
     agent = cli_utils.switch_agent(config, args.agent_type)
-    anneal = max(1, args.epochs * args.timesteps_per_epoch // 2)
-    explore = cli_utils.switch_exploration(config, "bilevel", rollout_horizon=horizon, steps_anneal=anneal)
+    explore = cli_utils.switch_exploration(config, "bilevel", rollout_horizon=horizon)
     if args.view == "colours":
         config["ActionMask.key"] = "action_mask"
     cli_utils.use_config(config, ["zoo/alchemy", *args.configs])

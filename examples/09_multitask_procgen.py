@@ -48,8 +48,7 @@ def make_experiment(args: Namespace) -> Experiment:
     tstep = cli_utils.switch_tstep_encoder(config, "cnn", cnn_type=args.cnn, drqv2_aug=not args.no_augmentation)
     traj = cli_utils.switch_traj_encoder(config, args.traj_encoder, memory_size=args.memory_size, layers=args.memory_layers)
     agent = cli_utils.switch_agent(config, args.agent_type)
-    anneal = max(1, args.epochs * args.timesteps_per_epoch // 2)
-    explore = cli_utils.switch_exploration(config, "bilevel", rollout_horizon=horizon, steps_anneal=anneal)
+    explore = cli_utils.switch_exploration(config, "bilevel", rollout_horizon=horizon)
     cli_utils.use_config(config, ["zoo/procgen", *args.configs])
     return cli_utils.create_experiment_from_cli(
         args, maker("train"), maker("test"), max_seq_len=max_seq_len, val_timesteps_per_epoch=horizon + 1,

@@ -70,8 +70,7 @@ def make_experiment(args: Namespace) -> Experiment:
     agent = cli_utils.switch_agent(config, args.agent_type, tau=0.01, gamma=0.98)
     config |= {"Actor.d_hidden": 128, "NCritics.d_hidden": 128, "TformerTrajEncoder.n_heads": 4}
     config |= {"Multigammas.discrete": [0.7, 0.9, 0.95]}
-    anneal = max(1, args.epochs * args.timesteps_per_epoch // 2)
-    explore = cli_utils.switch_exploration(config, "bilevel", rollout_horizon=horizon, steps_anneal=anneal)
+    explore = cli_utils.switch_exploration(config, "bilevel", rollout_horizon=horizon)
     cli_utils.use_config(config, args.configs)
     return cli_utils.create_experiment_from_cli(
         args, maker("train", args.num_rulesets), maker("test", max(1, args.num_rulesets // 5)), max_seq_len=max_seq_len,

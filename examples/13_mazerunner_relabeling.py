@@ -49,8 +49,7 @@ def make_experiment(args: Namespace) -> Experiment:
     tstep = cli_utils.switch_tstep_encoder(config, "goal", n_layers=1, d_hidden=128, d_output=64)
     traj = cli_utils.switch_traj_encoder(config, args.traj_encoder, memory_size=args.memory_size, layers=args.memory_layers)
     agent = cli_utils.switch_agent(config, args.agent_type)
-    anneal = max(1, args.epochs * args.timesteps_per_epoch // 2)
-    explore = cli_utils.switch_exploration(config, "bilevel", rollout_horizon=horizon, steps_anneal=anneal)
+    explore = cli_utils.switch_exploration(config, "bilevel", rollout_horizon=horizon)
     cli_utils.use_config(config, ["zoo/mazerunner", *args.configs])
     relabeler = GoalSequenceRelabeler(args.relabel, goal_key="goals", achieved_key="achieved")
     return cli_utils.create_experiment_from_cli(

@@ -101,8 +101,7 @@ def make_experiment(args: Namespace) -> Experiment:
     # the policy gradient relies on values of actions that are not in the data: use it only if the agent collects, too
     actor = cli_utils.switch_actor(config, args.actor_type, continuous_dist_type=args.policy_dist)
     agent = cli_utils.switch_agent(config, args.agent_type, actor_type=actor, online_coeff=float(online), offline_coeff=1.0)
-    anneal = max(1, args.epochs * args.timesteps_per_epoch // 2)
-    explore = cli_utils.switch_exploration(config, "egreedy", steps_anneal=anneal)
+    explore = cli_utils.switch_exploration(config, "egreedy")
     cli_utils.use_config(config, ["zoo/d4rl", *args.configs])
     return cli_utils.create_experiment_from_cli(
         args, make_env, make_env, max_seq_len=32, val_timesteps_per_epoch=horizon + 1, tstep_encoder_type=tstep,

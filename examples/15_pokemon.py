@@ -93,8 +93,7 @@ def make_experiment(args: Namespace, url: str) -> Experiment:
     tstep = cli_utils.switch_tstep_encoder(config, "ff", n_layers=2, d_hidden=256, d_output=128)
     traj = cli_utils.switch_traj_encoder(config, args.traj_encoder, memory_size=args.memory_size, layers=args.memory_layers)
     agent = cli_utils.switch_agent(config, args.agent_type)
-    anneal = max(1, args.epochs * args.timesteps_per_epoch // 2)
-    explore = cli_utils.switch_exploration(config, "egreedy", eps_start=0.2, eps_end=0.02, steps_anneal=anneal)
+    explore = cli_utils.switch_exploration(config, "egreedy", eps_start=0.2, eps_end=0.02)
     cli_utils.use_config(config, ["zoo/pokemon", *args.configs])
     return cli_utils.create_experiment_from_cli(
         args, make_env, make_env, max_seq_len=min(64, args.max_steps), val_timesteps_per_epoch=args.max_steps + 1,

@@ -40,7 +40,7 @@ def make_experiment(args: Namespace) -> Experiment:
     }
     config |= {"NCriticsTwoHot.min_return": -100.0, "NCriticsTwoHot.max_return": 1e5, "Multigammas.discrete": [0.8]}
     config |= {"TformerTrajEncoder.n_heads": 4}
-    explore = cli_utils.switch_exploration(config, "egreedy", steps_anneal=args.epochs * args.timesteps_per_epoch // 2 + 1)
+    explore = cli_utils.switch_exploration(config, "egreedy")
     cli_utils.use_config(config, args.configs)
     return cli_utils.create_experiment_from_cli(
         args, makers, makers, max_seq_len=horizon, val_timesteps_per_epoch=4 * horizon, tstep_encoder_type=tstep,

@@ -71,9 +71,7 @@ def make_experiment(out: Path, traj_encoder: str, args: Namespace) -> Experiment
     heads = {"n_heads": 4} if traj_encoder == "transformer" else {}
     traj = cli_utils.switch_traj_encoder(settings, traj_encoder, memory_size=64, layers=2, **heads)
     agent = cli_utils.switch_agent(settings, "agent", reward_multiplier=10.0, tau=0.005)
-    explore = cli_utils.switch_exploration(
-        settings, "bilevel", rollout_horizon=HORIZON, steps_anneal=max(1, args.epochs * HORIZON // 2)
-    )
+    explore = cli_utils.switch_exploration(settings, "bilevel", rollout_horizon=HORIZON)
     settings |= {"Actor.d_hidden": 128, "NCritics.d_hidden": 128}
     cli_utils.use_config(settings)
     return Experiment(

@@ -131,9 +131,9 @@ def make_experiment(args: Namespace, make_env: GymEnv | None = None) -> Experime
     tstep = cli_utils.default_tstep_encoder(settings, observations, d_hidden=128, d_output=64)
     traj = cli_utils.switch_traj_encoder(settings, args.traj_encoder, memory_size=args.memory_size, layers=args.memory_layers)
     settings |= {f"{NETS}.actor_critic.{head}.d_hidden": 128 for head in ("Actor", "NCritics")} | choice.settings
-    half = max(1, args.epochs * args.timesteps_per_epoch // 2)
-    anneal = min(half, choice.settings.get(f"{GREEDY}.steps_anneal", half))
-    exploration = cli_utils.switch_exploration(settings, "egreedy", steps_anneal=anneal)
+    if (anneal := f"{GREEDY}.steps_anneal") in settings:
+        settings[anneal] = max(1, min(settings[anneal], args.epochs * args.timesteps_per_epoch // 2))
+    exploration = cli_utils.switch_exploration(settings, "egreedy")
     cli_utils.use_config(settings, args.configs)
     return cli_utils.create_experiment_from_cli(
         args, make_env, make_env, max_seq_len=args.max_seq_len, total_steps=args.steps, val_timesteps_per_epoch=val_steps, val_episodes=val_episodes,

@@ -6,6 +6,7 @@ Each actor has its own wrapper and random generator. Schedules count the steps o
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import gin
@@ -255,10 +256,11 @@ class EpsilonGreedy(ExplorationWrapper):
 
     Args:
         amago_env: the environment to wrap.
-        eps_start: eps at the actor's first step.
+        eps_start: eps at the actor's first step. Unless it is bound or given another value, an `Experiment` that ``init_from`` gives trained
+            weights begins with ``eps_end``.
         eps_end: eps from the actor's step ``steps_anneal`` on.
         steps_anneal: length of the schedule in steps of one actor. Unless it is bound or given another value, an `Experiment` shortens it
-            to half of the run, and begins with ``eps_end`` where ``init_from`` gives it trained weights.
+            to half of the run.
         randomize_eps: multiply eps by u, drawn uniformly from [0, 1) for each rollout of each actor.
         repeat: mean number of steps that a random choice, or the noise of a continuous action, is held. 1: each step has its
             own. Longer choices move further, and find goals that independent noise does not reach. A pair (low, high): drawn
@@ -272,6 +274,7 @@ class EpsilonGreedy(ExplorationWrapper):
     """
 
     is_independent = True
+    _start = "eps_start"
 
     def __init__(
         self,
@@ -298,9 +301,19 @@ class EpsilonGreedy(ExplorationWrapper):
 
     def fit_to_run(self, steps: int, pretrained: bool) -> None:
         self._run_steps = steps
-        bound = tuple(f".{c.__name__}.steps_anneal" for c in type(self).__mro__)
-        if self.steps_anneal == ANNEAL and not any(name.endswith(bound) for name in bindings()):  # nobody has set it
-            self.steps_anneal = 0 if pretrained else max(1, min(ANNEAL, steps // 2))
+        if pretrained and self.eps_start == 1.0 and not self._is_bound(self._start):
+            self.steps_anneal = 0
+        elif self.steps_anneal == ANNEAL and not self._is_bound("steps_anneal"):
+            self.steps_anneal = max(1, min(ANNEAL, steps // 2))
+
+    def _is_bound(self, parameter: str) -> bool:
+        """Whether a parameter is bound for the first class that takes it."""
+        for c in type(self).__mro__:
+            if any(name.endswith(f".{c.__name__}.{parameter}") for name in bindings()):
+                return True
+            if parameter in inspect.signature(c).parameters:
+                return False
+        return False
 
     def describe_schedule(self) -> str:
         """The class's name, and epsilon, before its factor, in the first step of a rollout, from the run's first to its last."""
@@ -377,7 +390,7 @@ class BilevelEpsilonGreedy(EpsilonGreedy):
     Args:
         amago_env: the environment to wrap.
         rollout_horizon: steps of a rollout; must be bound with gin.
-        eps_start_start: eps at the start of a rollout, at the start of training.
+        eps_start_start: eps at the start of a rollout, at the start of training; unless bound, as ``eps_start`` of `EpsilonGreedy`.
         eps_start_end: eps at the start of a rollout, from step ``steps_anneal`` on.
         eps_end_start: eps at the end of a rollout, at the start of training.
         eps_end_end: eps at the end of a rollout, from step ``steps_anneal`` on.
@@ -387,6 +400,8 @@ class BilevelEpsilonGreedy(EpsilonGreedy):
         ValueError: an eps is outside [0, 1], ``steps_anneal`` or ``rollout_horizon`` is not positive, or a ``repeat`` is below
             1.
     """
+
+    _start = "eps_start_start"
 
     def __init__(
         self,

@@ -165,12 +165,21 @@ def test_a_subclass_keeps_its_own_schedule(tmp_path):
 
 
 def test_bilevel_epsilon_falls_within_the_run_too(tmp_path):
-    config.bind({"BilevelEpsilonGreedy.rollout_horizon": tiny.EPISODE})
+    config.bind(
+        {"BilevelEpsilonGreedy.rollout_horizon": tiny.EPISODE, "EpsilonGreedy.steps_anneal": 1_000_000}
+    )  # the other's length
     assert epsilons(tmp_path, exploration_wrapper_type=BilevelEpsilonGreedy)[EPOCHS // 2] == pytest.approx(0.05)
 
 
 def test_a_run_that_begins_with_trained_weights_does_not_begin_at_random(tmp_path):
     tiny.learned(tmp_path, name="before", ckpt_interval=1).close()
     assert epsilons(tmp_path, init_from=tmp_path / "before") == pytest.approx([0.05] * EPOCHS)
-    config.bind({"EpsilonGreedy.steps_anneal": EPOCHS * STEPS})
-    assert epsilons(tmp_path, "again", init_from=tmp_path / "before")[0] == pytest.approx(1 - 0.95 / EPOCHS)
+    config.bind({"EpsilonGreedy.steps_anneal": EPOCHS * STEPS})  # as settings of the zoo do
+    assert epsilons(tmp_path, "again", init_from=tmp_path / "before") == pytest.approx([0.05] * EPOCHS)
+    config.bind({"EpsilonGreedy.eps_start": 1.0})
+    assert epsilons(tmp_path, "explores", init_from=tmp_path / "before")[0] == pytest.approx(1 - 0.95 / EPOCHS)
+    config.bind({"BilevelEpsilonGreedy.rollout_horizon": tiny.EPISODE, "BilevelEpsilonGreedy.eps_end_end": 0.05})
+    bilevel = {"init_from": tmp_path / "before", "exploration_wrapper_type": BilevelEpsilonGreedy}
+    assert epsilons(tmp_path, "bilevel", **bilevel) == pytest.approx([0.05] * EPOCHS)
+    config.bind({"BilevelEpsilonGreedy.eps_start_start": 1.0})
+    assert epsilons(tmp_path, "bilevel_explores", **bilevel)[0] > 0.5
