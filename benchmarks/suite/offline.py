@@ -36,7 +36,7 @@ _PENDULUM = (
 )
 _HOPPER = (
     "--dataset recorded/hopper-medium-replay.hdf5 --env Hopper-v5 --traj_encoder ff --memory_layers 1 --memory_size 128 --grads_per_epoch 500 "
-    "--epochs 40 --val_interval 4 --max_seq_len 16 --batch_size 64 --configs zoo/d4rl"
+    "--epochs 40 --val_interval 4 --max_seq_len 16 --batch_size 16 --learning_rate 1e-3 --configs zoo/d4rl zoo/d4rl_hopper"
 )
 DATA = {
     "lake": ("20_offline_lake.py", f"--recorder demo_half/transformer {_LAKE}", 60),
@@ -50,12 +50,17 @@ _SHOWN = {
 }  # fmt: skip
 
 
+_ONLINE = "--online_after 0 --parallel_actors 8 --timesteps_per_epoch 250 --epochs 30 --val_interval 3 --learning_rate 3e-4"
+
+
 def _entries() -> list[Entry]:
-    return [
+    entries = [
         Entry(f"{data}_{method}", script, f"{words} {SETTINGS / method}.gin", budget=budget)
         for data, (script, words, budget) in DATA.items()
         for method in METHODS
     ]
+    before = entries[-1]
+    return [*entries, Entry("hopper_online", before.script, f"{before.words} {_ONLINE}", budget=900, after=before.name)]
 
 
 def table(results: Path) -> str:
