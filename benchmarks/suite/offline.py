@@ -1,9 +1,10 @@
-"""Learning from recorded rollouts alone: cloning filtered by advantage or weighted by it, and of all, on lakes, a Minari dataset and a file of D4RL.
+"""Learning from recorded rollouts alone: cloning filtered by advantage or weighted by it, and of all, on lakes, a Minari dataset and a file of D4RL;
+then online, on the last.
 
     python -m benchmarks.suite.offline run --seeds 2 --jobs 2
     python -m benchmarks.suite.offline table
 
-Each run is an example with one thread and 60 processor seconds, or 600 for the hopper. The records are made first:
+Each run is an example with one thread and 60 processor seconds, or 600 for the hopper, and 900 online. The records are made first:
 
     amago demo --out demo_half --epochs 6
     amago train Pendulum-v1 --run-name pendulum --buffer-dir runs --seed 0 --no_async --epochs 10
@@ -38,6 +39,8 @@ _HOPPER = (
     "--dataset recorded/hopper-medium-replay.hdf5 --env Hopper-v5 --traj_encoder ff --memory_layers 1 --memory_size 128 --grads_per_epoch 500 "
     "--epochs 40 --val_interval 4 --max_seq_len 16 --batch_size 16 --learning_rate 1e-3 --configs zoo/d4rl zoo/d4rl_hopper"
 )
+_ONLINE = "zoo/d4rl_online --online_after 0 --parallel_actors 8 --timesteps_per_epoch 250 --epochs 30 --val_interval 3 --learning_rate 3e-4"
+"""What the run that goes on has after the words of the one before, which end with its ``--configs``."""
 DATA = {
     "lake": ("20_offline_lake.py", f"--recorder demo_half/transformer {_LAKE}", 60),
     "pendulum": ("14_d4rl.py", _PENDULUM, 60),
@@ -48,9 +51,6 @@ _SHOWN = {
     "lake": "Meta-FrozenLake 3x3, 6 attempts, half learned", "pendulum": "Pendulum-v1, all of training (Minari)",
     "hopper": "Hopper-v5, the first 168,847 steps of SAC (D4RL)",
 }  # fmt: skip
-
-
-_ONLINE = "--online_after 0 --parallel_actors 8 --timesteps_per_epoch 250 --epochs 30 --val_interval 3 --learning_rate 3e-4"
 
 
 def _entries() -> list[Entry]:
@@ -65,7 +65,8 @@ def _entries() -> list[Entry]:
 
 def table(results: Path) -> str:
     """One row for each record: greedy mean returns after training, by seed, for each method that has been run."""
-    methods = {m: shown for m, shown in METHODS.items() if any(read(results / f"{data}_{m}") for data in DATA)}
+    columns = METHODS | {"online": "the last, then 900 s online"}
+    methods = {m: shown for m, shown in columns.items() if any(read(results / f"{data}_{m}") for data in DATA)}
     lines = [f"| record | {' | '.join(methods.values())} |", "| --- " * (len(methods) + 1) + "|"]
     for data, shown in _SHOWN.items():
         found = [read(results / f"{data}_{method}") for method in methods]
