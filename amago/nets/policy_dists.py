@@ -296,8 +296,8 @@ class Discrete(PolicyOutput):
         return vec.masked_fill(~legal, -math.inf)
 
     def make(self, vec: Tensor) -> DiscreteOutput:
-        nothing = (vec == -math.inf).all(dim=-1, keepdim=True)  # is legal, as in padding: all choices are then, alike
-        vec = vec.masked_fill(nothing, 0.0)
+        # where an actor of one's own masks all choices, as of padding, all count as legal
+        vec = vec.masked_fill((vec == -math.inf).all(dim=-1, keepdim=True), 0.0)
         illegal = vec == -math.inf
         probs = vec.softmax(dim=-1)
         if self.clip_gradient and vec.requires_grad:

@@ -165,9 +165,7 @@ def test_a_subclass_keeps_its_own_schedule(tmp_path):
 
 
 def test_bilevel_epsilon_falls_within_the_run_too(tmp_path):
-    config.bind(
-        {"BilevelEpsilonGreedy.rollout_horizon": tiny.EPISODE, "EpsilonGreedy.steps_anneal": 1_000_000}
-    )  # the other's length
+    config.bind({"BilevelEpsilonGreedy.rollout_horizon": tiny.EPISODE, "EpsilonGreedy.steps_anneal": 1_000_000})  # of the other
     assert epsilons(tmp_path, exploration_wrapper_type=BilevelEpsilonGreedy)[EPOCHS // 2] == pytest.approx(0.05)
 
 
