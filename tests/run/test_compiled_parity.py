@@ -15,6 +15,7 @@ from amago.agent import MultiTaskAgent, exp_filter
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of the compiler
     pytest.mark.skipif(shutil.which("g++") is None, reason="the compiler needs g++"),
+    pytest.mark.timeout(1200),  # a compilation is 30 to 80 CPU seconds, of which four workers on two cores get a half
 ]
 
 
@@ -77,7 +78,6 @@ def test_a_resumed_run_goes_on_to_the_bit(tmp_path):
     assert not tiny.differing(straight, state(e))
 
 
-@pytest.mark.timeout(1200)
 def test_two_ranks_with_the_compiler_equal_two_without_which_send_three_sums(tmp_path):
     finish("compiled", tmp_path)
     ranks = [torch.load(tmp_path / f"compiled-{rank}.pt", weights_only=True) for rank in (0, 1)]
