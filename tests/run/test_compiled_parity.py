@@ -15,7 +15,7 @@ from amago.agent import MultiTaskAgent, exp_filter
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of the compiler
     pytest.mark.skipif(shutil.which("g++") is None, reason="the compiler needs g++"),
-    pytest.mark.timeout(1200),  # a compilation is 30 to 80 CPU seconds, of which four workers on two cores get a half
+    pytest.mark.timeout(1200),  # with cold caches those of one test took 160 CPU seconds
 ]
 
 
