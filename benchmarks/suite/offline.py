@@ -1,17 +1,18 @@
-"""Learning from recorded rollouts alone: cloning filtered by advantage or weighted by it, and of all, on lakes, a Minari dataset and a file of D4RL;
-then online, on the last.
+"""Learning from recorded rollouts alone: cloning filtered by advantage or weighted by it, and of all, on lakes, a Minari dataset and files of D4RL;
+then online, on the hopper.
 
     python -m benchmarks.suite.offline run --seeds 2 --jobs 2
     python -m benchmarks.suite.offline table
 
-Each run is an example with one thread and 60 processor seconds, or 600 for the hopper, and 900 online. The records are made first:
+Each run is an example with one thread and 60 processor seconds, or 600 for the hopper and the walker, and 900 online. The records are made first:
 
     amago demo --out demo_half --epochs 6
     amago train Pendulum-v1 --run-name pendulum --buffer-dir runs --seed 0 --no_async --epochs 10
     MINARI_DATASETS_PATH=runs/minari amago buffer export runs/pendulum recorded/pendulum-v0
     python -m benchmarks.suite.sac_record Hopper-v5 recorded/hopper-medium-replay.hdf5 --until 1065 --steps 168847
+    python -m benchmarks.suite.sac_record Walker2d-v5 recorded/walker2d-medium-replay.hdf5 --until 1530 --steps 170000
 
-The lakes are recorded from an agent that has begun to learn; Pendulum's record is all that an agent met while it learned, and the hopper's all that SAC met. Set
+The lakes are recorded from an agent that has begun to learn; Pendulum's record is all that an agent met while it learned, the others all that SAC met. Set
 MINARI_DATASETS_PATH for `run`, too. Runs that are done are not repeated, and interrupted ones continue.
 """
 
@@ -45,11 +46,13 @@ DATA = {
     "lake": ("20_offline_lake.py", f"--recorder demo_half/transformer {_LAKE}", 60),
     "pendulum": ("14_d4rl.py", _PENDULUM, 60),
     "hopper": ("14_d4rl.py", _HOPPER, 600),
+    "walker2d": ("14_d4rl.py", _HOPPER.replace("hopper-", "walker2d-").replace("Hopper-", "Walker2d-"), 600),
 }
 """Records: the example that learns from each, its arguments without the method's file, and processor seconds."""
 _SHOWN = {
     "lake": "Meta-FrozenLake 3x3, 6 attempts, half learned", "pendulum": "Pendulum-v1, all of training (Minari)",
     "hopper": "Hopper-v5, the first 168,847 steps of SAC (D4RL)",
+    "walker2d": "Walker2d-v5, the first 170,000 steps of SAC (D4RL)",
 }  # fmt: skip
 
 
@@ -59,7 +62,7 @@ def _entries() -> list[Entry]:
         for data, (script, words, budget) in DATA.items()
         for method in METHODS
     ]
-    before = entries[-1]
+    before = next(entry for entry in entries if entry.name == "hopper_exponential")
     return [*entries, Entry("hopper_online", before.script, f"{before.words} {_ONLINE}", budget=900, after=before.name)]
 
 

@@ -5,7 +5,6 @@ import importlib
 import pickle
 import re
 import runpy
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -97,36 +96,26 @@ def test_every_example_is_tested_here() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_trains_and_resumes(name: str, tmp_path: Path) -> None:
-    """First in worker processes where the environments need packages; the docs run the others there."""
-    assert "Average Total Return" in run(name, tmp_path, *[] if name in NEEDS else ["--no_async"])
+def test_trains_and_resumes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """First in worker processes, which do not import torch: it would take each of them two seconds and 200 MB."""
+    sent = tmp_path / "sent"
+    pack = worker.pack
+    monkeypatch.setattr(worker, "pack", lambda plan: (packed := pack(plan), sent.write_bytes(pickle.dumps(packed)))[0])
+    assert "Average Total Return" in run(name, tmp_path)
     first = metrics(tmp_path)
     assert {row["section"] for row in first} == {"val", "rollout", "buffer", "train", "test"}
     assert {row["env_steps"] for row in first if row["section"] == "test"} == {2 * 24}
     assert max(row["grad_steps"] for row in first) == 2
+    if name not in ("02_gymnax.py", "11_xland_minigrid.py"):  # whose environments are batches
+        code = "import pickle, sys; from amago.envs.pool import worker; worker.unpack(pickle.load(open(sys.argv[1], 'rb'))); print('torch' in sys.modules)"
+        path = f"{tiny.environment()['PYTHONPATH']}:{EXAMPLES}"
+        assert tiny.run_program(code, sent, PYTHONPATH=path) == "False\n"
     run(name, tmp_path, "--no_async", "--resume", "auto", "--epochs", "2")
     new = metrics(tmp_path)[len(first) :]
     trained = [(row["epoch"], row["env_steps"], row["grad_steps"]) for row in new if row["section"] == "train"]
     assert trained == [(1, 2 * 48, 4)]
     assert files(tmp_path, "ckpts/training_states/*") == ["tiny_epoch_0", "tiny_epoch_1"]
     assert files(tmp_path, "buffer/fifo/*.safetensors")
-
-
-@pytest.mark.parametrize("name", [n for n in NAMES if n.id not in ("02_gymnax.py", "11_xland_minigrid.py")])  # batches
-def test_workers_of_environments_import_no_torch(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would take each of them two seconds and 200 MB."""
-    sent = tmp_path / "sent"
-
-    def pack(plan: object, real=worker.pack) -> None:
-        sent.write_bytes(pickle.dumps(real(plan)))
-        raise SystemExit(9)
-
-    monkeypatch.setattr(worker, "pack", pack)
-    assert run_script(EXAMPLES / name, [*FEW.split(), *SMALL[name].split()], tmp_path).code == 9
-    code = "import pickle, sys; from amago.envs.pool import worker; worker.unpack(pickle.load(open(sys.argv[1], 'rb'))); print('torch' in sys.modules)"
-    env = tiny.environment() | {"PYTHONPATH": f"{tiny.environment()['PYTHONPATH']}:{EXAMPLES}"}
-    done = subprocess.run([sys.executable, "-c", code, str(sent)], env=env, capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
 
 
 def test_collects_then_learns_in_one_directory(tmp_path: Path) -> None:

@@ -6,8 +6,7 @@ import pytest
 import tiny
 import torch
 from rank_launch import finish
-from run.test_checkpoint import run as resumable
-from run.test_checkpoint import state
+from run.test_checkpoint import cliff, state
 from torch._dynamo.utils import counters
 
 from amago.agent import MultiTaskAgent, exp_filter
@@ -45,15 +44,26 @@ def gradients(e, batch):
     return loss.detach(), [torch.zeros_like(p) if g is None else g for p, g in zip(e.policy.trainable_params, found)]
 
 
-def test_fifty_updates_then_the_loss_and_every_gradient(tmp_path, same_random_numbers):
-    """Of a `MultiTaskAgent`; those of two ranks below are `Agent`s."""
+AGENT = {
+    "make_env": cliff,
+    "train_timesteps_per_epoch": 40,
+    "agent_type": MultiTaskAgent,
+    "traj": "transformer",
+    "log_interval": 0,
+}
+"""One for both tests, so that the second finds code that is compiled; the two ranks below have an `Agent`."""
+
+
+@pytest.fixture
+def smooth_filter():
     tiny.config.bind({"MultiTaskAgent.fbc_filter_func": exp_filter})  # rounding turns the binary one for an action now and then
-    fields = {"agent_type": MultiTaskAgent, "log_interval": 0, "lr_warmup_steps": 1, "train_batches_per_epoch": 50}
-    eager, compiled = (
-        tiny.learned(tmp_path / f"compiled {on}", traj="transformer", compile=on, **fields) for on in (False, True)
-    )
+
+
+def test_fifty_updates_then_the_loss_and_every_gradient(tmp_path, same_random_numbers, smooth_filter):
+    fields = AGENT | {"lr_warmup_steps": 1, "train_batches_per_epoch": 50}
+    eager, compiled = (tiny.learned(tmp_path / f"compiled {on}", compile=on, **fields) for on in (False, True))
     assert counters["stats"]["unique_graphs"] == 1
-    before = tiny.started(tmp_path / "start", traj="transformer", agent_type=MultiTaskAgent)
+    before = tiny.started(tmp_path / "start", **AGENT)
     start, a, b = ([p.detach() for p in e.policy.trainable_params] for e in (before, eager, compiled))
     moved, apart = (torch.cat([(x - y).flatten() for x, y in zip(a, other)]).norm() for other in (start, b))
     assert 0 < apart < 0.05 * moved
@@ -67,13 +77,13 @@ def test_fifty_updates_then_the_loss_and_every_gradient(tmp_path, same_random_nu
         torch.testing.assert_close(y, x, rtol=1e-3, atol=1e-5 * float(largest))
 
 
-def test_a_resumed_run_goes_on_to_the_bit(tmp_path):
-    fields = {"compile": True, "traj": "transformer", "log_interval": 0}
-    straight = state(resumable(tmp_path / "straight", **fields))
-    resumable(tmp_path / "halved", 2, **fields).close()
+def test_a_resumed_run_goes_on_to_the_bit(tmp_path, same_random_numbers, smooth_filter):
+    fields = AGENT | {"compile": True, "epochs": 4, "ckpt_interval": 1, "force_reset_train_envs_every": 1}
+    straight = state(tiny.learned(tmp_path / "straight", **fields))
+    tiny.learned(tmp_path / "halved", callbacks=[tiny.StopAfter(2)], **fields).close()
     torch._dynamo.reset()
     compiled = counters["stats"]["unique_graphs"]
-    e = resumable(tmp_path / "halved", resume="auto", **fields)
+    e = tiny.learned(tmp_path / "halved", resume="auto", **fields)
     assert counters["stats"]["unique_graphs"] > compiled > 0
     assert not tiny.differing(straight, state(e))
 
