@@ -10,7 +10,7 @@ Each run is an example with one thread and 60 processor seconds, or 600 for the 
     amago train Pendulum-v1 --run-name pendulum --buffer-dir runs --seed 0 --no_async --epochs 10
     MINARI_DATASETS_PATH=runs/minari amago buffer export runs/pendulum recorded/pendulum-v0
     python -m benchmarks.suite.sac_record Hopper-v5 recorded/hopper-medium-replay.hdf5 --until 1065 --steps 168847
-    python -m benchmarks.suite.sac_record Walker2d-v5 recorded/walker2d-medium-replay.hdf5 --until 1530 --steps 170000
+    python -m benchmarks.suite.sac_record Walker2d-v5 recorded/walker2d-medium-replay.hdf5 --until 1530
 
 The lakes are recorded from an agent that has begun to learn; Pendulum's record is all that an agent met while it learned, the others all that SAC met. Set
 MINARI_DATASETS_PATH for `run`, too. Runs that are done are not repeated, and interrupted ones continue.
@@ -52,7 +52,7 @@ DATA = {
 _SHOWN = {
     "lake": "Meta-FrozenLake 3x3, 6 attempts, half learned", "pendulum": "Pendulum-v1, all of training (Minari)",
     "hopper": "Hopper-v5, the first 168,847 steps of SAC (D4RL)",
-    "walker2d": "Walker2d-v5, the first 170,000 steps of SAC (D4RL)",
+    "walker2d": "Walker2d-v5, 167,958 steps of SAC until it returned 1,530 (D4RL)",
 }  # fmt: skip
 
 
