@@ -18,8 +18,7 @@ from amago.agent.checking import warn_of_faulty_parts
 from amago.compat.names import attributes
 from amago.data.batch import Batch
 from amago.envs.statistics import ReturnHistory, SpecialMetricHistory
-from amago.loading import RLDataset
-from amago.loading.dataset import collection_ended
+from amago.loading.dataset import RLDataset, collection_ended
 from amago.nets.ranks import joint_batch
 from amago.policy import acting_by, find_run, load_agent_weights, write_policy_spec
 from amago.run import console
@@ -75,7 +74,7 @@ class Experiment(ExperimentSettings):
         run_seed, frames_by_env: the seed of the run, given or drawn; environment steps collected by all ranks, by environment name.
         logger: the log in the main process; None in others.
         checkpoints, ckpt_dir: on disk, and their directory, from `init_checkpoints` on.
-        should_stop: `learn` ends when the epoch is finished; set by callbacks.
+        should_stop: `learn` ends with the epoch, or with the evaluation that sets it; set by callbacks.
         position, signals, group: epoch, phase and step counts; what stops the run; the processes that train together.
         learner, actors, batches, run_log, rundir: agent and updates; environments; loader; log; directory and checkpoints.
         phase_statistics: of the phase of collection or evaluation that has ended last.
@@ -277,7 +276,7 @@ class Experiment(ExperimentSettings):
 
         SIGINT, SIGTERM and SIGUSR1 finish the current step, save a training state and exit with code 128 + signal
         (130, 143, 138); ``resume="auto"`` continues from there. Further signals change nothing. In a notebook and at a prompt, SIGINT
-        saves and returns, and another call goes on. ``should_stop``, which callbacks set, ends it when the epoch is finished.
+        saves and returns, and another call goes on. ``should_stop``, set by callbacks, ends it with the epoch or the evaluation.
         A run that was to train and has made no update raises `amago.run.data.NothingTrainedError`.
         """
         self.building.require("learn()")
@@ -308,21 +307,24 @@ class Experiment(ExperimentSettings):
         self.moments.call("before_epoch", self)
         if begins and self.val_interval and n % self.val_interval == 0:
             self.evaluate_val()
-        if self.train_timesteps_per_epoch is not None and collects:
-            self.collect_new_training_data()
-        self.log(collection_ended(self.data, self), "dataset")
-        self.signals.check()
-        warn_if_nothing_saved(self)
-        if n >= self.start_learning_at_epoch and self.building.wait_for_data():
-            self.batches.renew(self.init_dloaders, self.DEVICE)
-            self.train_epoch()
-            self.position.has_trained = True
+        self.should_stop = self.group.any(self.should_stop)
+        self.position.has_trained |= self.should_stop and n <= self.start_learning_at_epoch
+        if not self.should_stop:  # else the last weights are those that were evaluated
+            if self.train_timesteps_per_epoch is not None and collects:
+                self.collect_new_training_data()
+            self.log(collection_ended(self.data, self), "dataset")
+            self.signals.check()
+            warn_if_nothing_saved(self)
+            if n >= self.start_learning_at_epoch and self.building.wait_for_data():
+                self.batches.renew(self.init_dloaders, self.DEVICE)
+                self.train_epoch()
+                self.position.has_trained = True
         if self.position.trained and (metrics := self.data.on_end_of_training()):
             self.log(metrics, "dataset")
         self.position.begin(n + 1)
         self.should_stop |= self.has_delivered(self.env_steps)
         self.moments.call("on_epoch_end", self, self.run_log.take_newest())
-        self.should_stop = any(self.group.gather([self.should_stop]))
+        self.should_stop = self.group.any(self.should_stop)
         if self.ckpt_interval and (n % self.ckpt_interval == 0 or self.epoch == self.epochs or self.should_stop):
             self.save_checkpoint()
         if self.always_save_latest:
@@ -466,8 +468,7 @@ class Experiment(ExperimentSettings):
 
     def policy_metrics(self, returns: Iterable[ReturnHistory], specials: Iterable[SpecialMetricHistory]) -> dict[str, float]:
         """The metrics of the rollouts of all processes (`amago.run.evaluate.summarise`); {} if none ended."""
-        gathered = self.group.gather([(merge_returns(returns), merge_specials(specials))])
-        all_returns, all_specials = zip(*gathered)
+        all_returns, all_specials = zip(*self.group.gather([(merge_returns(returns), merge_specials(specials))]))
         return summarise(merge_values(all_returns), merge_values(all_specials))
 
     def x_axis_metrics(self) -> dict[str, int | float]:
@@ -492,8 +493,7 @@ class Experiment(ExperimentSettings):
         """`log` for another point of the run, given like the result of `axes`."""
         if metrics_dict or self.run_log.speeds:
             self.rundir.check_writable()
-        row = self.run_log.row(metrics_dict, key, axes, self.x_axis_metrics())
-        if row is not None:
+        if (row := self.run_log.row(metrics_dict, key, axes, self.x_axis_metrics())) is not None:
             self.moments.call("on_log", self, row)
 
 

@@ -3,7 +3,7 @@
 import pytest
 import tiny
 
-from amago import Callback, config
+from amago import EarlyStopping, config
 from amago.envs import AMAGOEnv
 from amago.envs.builtin.tmaze import TMazeExploration, TMazePassive
 
@@ -22,33 +22,18 @@ def make_env() -> AMAGOEnv:
     return AMAGOEnv(TMazePassive(HORIZON - 1), env_name="tmaze")
 
 
-class Learned(Callback):
-    """Ends the run by an evaluation without a mistake, whose weights are judged at once: the epoch still trains, and may lose it."""
-
-    judged = None
-
-    def on_validation_end(self, experiment, metrics):
-        if metrics["Average Success in tmaze"] == 1.0:
-            self.judged, experiment.should_stop = judge(experiment), True
-
-
-def judge(experiment) -> float:
-    return experiment.evaluate_test(make_env, timesteps=20 * HORIZON)["Average Success in tmaze"]
-
-
 def success(traj_encoder: str, tmp_path, epochs: int) -> float:
     """Success in the maze after ``epochs`` of 40 updates, or when it is learned."""
-    learned = Learned()
     experiment = tiny.experiment(
         tmp_path, make_env, traj_encoder, max_seq_len=HORIZON, exploration_wrapper_type=TMazeExploration, parallel_actors=16,
         val_timesteps_per_epoch=HORIZON, train_timesteps_per_epoch=2 * HORIZON, train_batches_per_epoch=40, batch_size=24,
         lr_warmup_steps=50, epochs=epochs, sample_actions=False, val_interval=4,
-        callbacks=[learned],
+        callbacks=[EarlyStopping("Average Success in tmaze", threshold=1.0)],
     )  # fmt: skip
     config.bind(SMALL)
     experiment.start()
     experiment.learn()
-    return judge(experiment) if learned.judged is None else learned.judged
+    return experiment.evaluate_test(make_env, timesteps=20 * HORIZON)["Average Success in tmaze"]
 
 
 @pytest.mark.learning

@@ -46,7 +46,7 @@ class Callback:
     Pass instances as ``amago.Experiment(callbacks=[...])``. They are called in this order, after the library's callbacks, in
     every process of the run; `on_log` and `on_save_checkpoint` in the main process alone. An exception of a callback is not
     caught: it ends the run like an error in the run itself. ``experiment.should_stop = True`` ends `Experiment.learn` when the
-    epoch is finished.
+    epoch is finished; in `on_validation_end` before it collects and trains, so that the last weights are those that were evaluated.
 
     A subclass that has a state to go on with after a resume also overrides `state_dict` and `load_state_dict`. The state of the main
     process is saved in each training state, and restored in every process.

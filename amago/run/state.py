@@ -119,7 +119,7 @@ class Position:
     explored: Counter[str] = field(default_factory=Counter)  # of a launch: an actor's steps so far, by class of exploration
     set_by_program: bool = False  # a loop outside of the library has set ``epoch`` to the one that it has just finished
     has_collected: bool = False  # this process, in the current epoch
-    has_trained: bool = False  # this process has had a training phase
+    has_trained: bool = False  # this process has had a training phase, or an evaluation has ended the run before the first
 
     @property
     def has_begun(self) -> bool:

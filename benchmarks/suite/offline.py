@@ -36,8 +36,8 @@ _PENDULUM = (
     "--dataset recorded/pendulum-v0 --env Pendulum-v1 --traj_encoder ff --memory_layers 1 --memory_size 64 --grads_per_epoch 250 "
     "--epochs 60 --val_interval 4 --learning_rate 1e-3 --max_seq_len 8 --batch_size 32 --parallel_actors 24 --configs zoo/pendulum"
 )
-_HOPPER = (
-    "--dataset recorded/hopper-medium-replay.hdf5 --env Hopper-v5 --traj_encoder ff --memory_layers 1 --memory_size 128 --grads_per_epoch 500 "
+_LOCOMOTION = (
+    "--traj_encoder ff --memory_layers 1 --memory_size 128 --grads_per_epoch 500 "
     "--epochs 40 --val_interval 4 --max_seq_len 16 --batch_size 16 --learning_rate 1e-3 --configs zoo/d4rl zoo/d4rl_hopper"
 )
 _ONLINE = "zoo/d4rl_online --online_after 0 --parallel_actors 8 --timesteps_per_epoch 250 --epochs 30 --val_interval 3 --learning_rate 3e-4"
@@ -45,8 +45,8 @@ _ONLINE = "zoo/d4rl_online --online_after 0 --parallel_actors 8 --timesteps_per_
 DATA = {
     "lake": ("20_offline_lake.py", f"--recorder demo_half/transformer {_LAKE}", 60),
     "pendulum": ("14_d4rl.py", _PENDULUM, 60),
-    "hopper": ("14_d4rl.py", _HOPPER, 600),
-    "walker2d": ("14_d4rl.py", _HOPPER.replace("hopper-", "walker2d-").replace("Hopper-", "Walker2d-"), 600),
+    "hopper": ("14_d4rl.py", f"--dataset recorded/hopper-medium-replay.hdf5 --env Hopper-v5 {_LOCOMOTION}", 600),
+    "walker2d": ("14_d4rl.py", f"--dataset recorded/walker2d-medium-replay.hdf5 --env Walker2d-v5 {_LOCOMOTION}", 600),
 }
 """Records: the example that learns from each, its arguments without the method's file, and processor seconds."""
 _SHOWN = {

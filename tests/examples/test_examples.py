@@ -52,6 +52,13 @@ NEEDS = {  # packages that not everyone has
     "12_half_cheetah_vel.py": "mujoco", "15_pokemon.py": "poke_env", "16_crafter_instructions.py": "crafter",
     "17_retro_arcade.py": "stable_retro",
 }  # fmt: skip
+BATCHES = ("02_gymnax.py", "11_xland_minigrid.py")  # whose environments are batches, which need no workers
+UNPACK = """
+import pickle, sys
+from amago.envs.pool import worker
+worker.unpack(pickle.load(open(sys.argv[1], "rb")))
+print("torch" in sys.modules)
+"""
 ALL = sorted(p.name for p in EXAMPLES.glob("*.py"))
 
 
@@ -98,18 +105,18 @@ def test_every_example_is_tested_here() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_trains_and_resumes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """First in worker processes, which do not import torch: it would take each of them two seconds and 200 MB."""
-    sent = tmp_path / "sent"
-    pack = worker.pack
-    monkeypatch.setattr(worker, "pack", lambda plan: (packed := pack(plan), sent.write_bytes(pickle.dumps(packed)))[0])
+    plans, pack = [], worker.pack
+    monkeypatch.setattr(worker, "pack", lambda plan: plans.append(pack(plan)) or plans[-1])
     assert "Average Total Return" in run(name, tmp_path)
     first = metrics(tmp_path)
     assert {row["section"] for row in first} == {"val", "rollout", "buffer", "train", "test"}
     assert {row["env_steps"] for row in first if row["section"] == "test"} == {2 * 24}
     assert max(row["grad_steps"] for row in first) == 2
-    if name not in ("02_gymnax.py", "11_xland_minigrid.py"):  # whose environments are batches
-        code = "import pickle, sys; from amago.envs.pool import worker; worker.unpack(pickle.load(open(sys.argv[1], 'rb'))); print('torch' in sys.modules)"
+    assert bool(plans) == (name not in BATCHES)
+    if plans:
+        (sent := tmp_path / "sent").write_bytes(pickle.dumps(plans[0]))
         path = f"{tiny.environment()['PYTHONPATH']}:{EXAMPLES}"
-        assert tiny.run_program(code, sent, PYTHONPATH=path) == "False\n"
+        assert tiny.run_program(UNPACK, sent, PYTHONPATH=path) == "False\n"
     run(name, tmp_path, "--no_async", "--resume", "auto", "--epochs", "2")
     new = metrics(tmp_path)[len(first) :]
     trained = [(row["epoch"], row["env_steps"], row["grad_steps"]) for row in new if row["section"] == "train"]

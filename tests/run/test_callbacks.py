@@ -288,6 +288,20 @@ class Evaluated(amago.Callback):
             self.weights.append(tiny.weights(experiment))
 
 
+@pytest.mark.parametrize(("threshold", "epoch"), [(3.0, 3), (1.0, 1)])
+def test_the_weights_of_the_evaluation_that_ends_a_run_are_its_last(tmp_path, threshold, epoch):
+    """The epoch neither collects nor trains; a run whose first evaluation ends it is no mistake."""
+    seen = Evaluated()
+    fields = {"val_interval": 1, "epochs": 8, "ckpt_interval": 1, "always_save_latest": True}
+    stopping = amago.EarlyStopping(threshold=threshold)
+    e = learned(tmp_path, experiment_type=scripted([1, 2, 3, 4]), callbacks=[seen, stopping], **fields)
+    trained = epoch - 1
+    assert (e.epoch, len(seen.weights), e.grad_update_counter) == (epoch, epoch, trained * e.train_batches_per_epoch)
+    assert e.env_steps == trained * e.train_timesteps_per_epoch * e.parallel_actors
+    for last in (tiny.weights(e), dict(amago.load_policy(e.run_dir).agent.state_dict())):
+        assert not tiny.differing(seen.weights[-1], last)
+
+
 @pytest.mark.parametrize(("mode", "best"), [("max", 2), ("min", 1)])
 def test_weights_of_the_best_evaluation_are_kept(tmp_path, mode, best):
     returns = [2.0, 1.0, 5.0, 5.0, float("nan")]  # the first of equal ones

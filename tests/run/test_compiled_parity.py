@@ -45,12 +45,8 @@ def gradients(e, batch):
 
 
 AGENT = {
-    "make_env": cliff,
-    "train_timesteps_per_epoch": 40,
-    "agent_type": MultiTaskAgent,
-    "traj": "transformer",
-    "log_interval": 0,
-}
+    "make_env": cliff, "train_timesteps_per_epoch": 40, "agent_type": MultiTaskAgent, "traj": "transformer", "log_interval": 0
+}  # fmt: skip
 """One for both tests, so that the second finds code that is compiled; the two ranks below have an `Agent`."""
 
 
