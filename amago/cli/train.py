@@ -85,16 +85,26 @@ def add_run_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("more", nargs=REMAINDER, metavar="ARGUMENT", help=rest)
 
 
+def _settings_of(run: Path) -> Path:
+    """The absolute path of a run that has settings to begin with."""
+    run = run.expanduser().absolute()
+    if run.is_dir() and not (run / SETTINGS_YAML).is_file():
+        raise ValueError(
+            f"{run} has no {SETTINGS_YAML}: it is no run of amago train, or was killed before it began: train it anew"
+        )
+    return run
+
+
 def resume(args: Namespace) -> int:
-    run = args.run.expanduser().absolute()
-    record = read_record(run)
-    drawn = record is not None and record["fields"]["seed"] is None  # a seed that is given begins the random streams anew
+    run = _settings_of(args.run)
+    fields = (read_record(run) or {}).get("fields", {})  # none yet in a run that was killed while it was built
+    drawn = fields.get("seed", 0) is None  # a seed that is given begins the random streams anew
     words = ["--run_name", run.name, "--buffer_dir", str(run.parent), "--resume", "auto", *(["seed=None"] if drawn else [])]
     return main(["train", "--from", str(run), *words, *args.more])
 
 
 def rerun(args: Namespace) -> int:
-    return main(["train", "--from", str(args.run), *args.more])
+    return main(["train", "--from", str(_settings_of(args.run)), *args.more])
 
 
 def make_experiment(args: Namespace, make_env: GymEnv | None = None) -> Experiment:
@@ -180,6 +190,8 @@ def run(args: Namespace) -> int:
             unmeasured.append(f"no rollout of {args.env} {reason}")
             return
         print(metrics_table(metrics, title=f"{args.env} after training"))
+        if not experiment.learns:
+            return  # what only collects saves no weights
         options = [] if experiment.sample_actions else ["--greedy"]
         print(f"\nto evaluate it again: {eval_command(experiment.run_dir, args.env, *options)}")
         if remembers(args.traj_encoder):

@@ -18,11 +18,12 @@ from amago import cli_utils, config
 from amago.cli import train
 from amago.cli.gym_env import eval_command
 from amago.cli_utils.arguments import at_least
-from amago.cli_utils.scripts import running
+from amago.cli_utils.scripts import raised_while_running, running
 from amago.cli_utils.settings import OF_ONE_RUN, record_settings, set_arguments
 from amago.describe import text_table
 from amago.envs.pool.subprocess import usable_cores
 from amago.registry import require
+from amago.run.data import NothingTrainedError
 from amago.run.group import Stopped
 from amago.run.learner import NonFiniteTraining
 from amago.run.locks import HeldError, RunLock, exclusive
@@ -87,7 +88,8 @@ def run(args: Namespace) -> int:
         for process in others:
             process.join()
     print(study.summary())
-    return next((abs(p.exitcode) for p in others if p.exitcode), 0)
+    missing = study.failed and (args.grid or not study.trials(study.states.COMPLETE))
+    return next((abs(p.exitcode) for p in others if p.exitcode), 1 if missing else 0)
 
 
 def sweep(args: Namespace) -> int:
@@ -184,6 +186,10 @@ class Study:
         """The trials in some states; of all, if none is given."""
         return self.study.get_trials(deepcopy=False, states=states or None)
 
+    @property
+    def failed(self) -> list[optuna.trial.FrozenTrial]:
+        return self.trials(self.states.FAIL)
+
     # ---- trials ---------------------------------------------------------------------------------------------------------
 
     def next_trial(self) -> bool:
@@ -247,14 +253,13 @@ class Study:
         except TrialPruned as err:
             self.study.tell(trial, state=self.states.PRUNED)
             outcome = f"stopped early: {err}"
-        except (NonFiniteTraining, MemoryError, torch.OutOfMemoryError) as err:
-            self.study.tell(trial, state=self.states.FAIL)
-            outcome = f"failed: {type(err).__name__}: {str(err).partition(chr(10))[0]}"
         except (Stopped, KeyboardInterrupt):
             raise
-        except BaseException:
+        except BaseException as err:
             self.study.tell(trial, state=self.states.FAIL)
-            raise
+            if not _concerns_one_trial(err):
+                raise
+            outcome = f"failed: {type(err).__name__}: {' '.join(str(err).split())}"
         else:
             self.study.tell(trial, value)
             outcome = f"{value:.4g} (best {self.study.best_value:.4g}, {_run_of(self.study.best_trial)})"
@@ -293,7 +298,7 @@ class Study:
         """The best settings, how the other trials ended, and commands for the best."""
         done, names = self.trials(self.states.COMPLETE), list(self.space)
         runs = {_run_of(t): t for t in done}  # a trial that repeats another has its run
-        ended = f"{len(runs)} trials finished, {len(self.trials(self.states.PRUNED))} stopped early"
+        ended = f"{len(runs)} trials finished, {len(self.trials(self.states.PRUNED))} stopped early, {len(self.failed)} failed"
         if not done:
             return f"\n{ended}: no best settings yet"
         groups: dict[str, list[optuna.trial.FrozenTrial]] = {}
@@ -315,6 +320,12 @@ class Study:
             + [shlex.join(["amago", "train", args.env, *map(str, words)]), "", eval_command(best, args.env)]
             + [shlex.join(["amago", "report", str(self.directory)])]
         )
+
+
+def _concerns_one_trial(err: BaseException) -> bool:
+    """True if other settings may do better: training failed, or these settings do not fit together. Errors of the environment end a study."""
+    refused = isinstance(err, ValueError) and not raised_while_running(err)
+    return refused or isinstance(err, NonFiniteTraining | NothingTrainedError | MemoryError | torch.OutOfMemoryError)
 
 
 def _seed_of(trial: optuna.trial.BaseTrial) -> int:

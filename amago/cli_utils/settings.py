@@ -152,10 +152,12 @@ def _set(parser: ArgumentParser, args: Namespace, action: Action, name: str, val
 
 def take_settings(parser: ArgumentParser, args: Namespace, words: Sequence[str]) -> None:
     """Apply the words NAME=VALUE of a command line, which win over files."""
-    if "sweep" in vars(args) and is_word(args.env or ""):  # argparse took it for the environment
-        words, args.env = [args.env, *words], args.env_of_run
-    if not all(map(is_word, words)):
-        raise ValueError(f"unrecognized arguments: {' '.join(words)}")
+    if "sweep" in vars(args) and is_word(args.env or ""):  # argparse took the first of them for the environment
+        words = [args.env, *words]
+        named = next((word for word in words if not is_word(word) and not word.startswith("-")), None)
+        words, args.env = [word for word in words if word != named], named or args.env_of_run
+    if unknown := [word for word in words if not is_word(word)]:
+        raise ValueError(f"unrecognized arguments: {' '.join(unknown)}")
     _apply(parser, args, words)
 
 

@@ -121,9 +121,12 @@ def test_progress(tmp_path, capsys, options, lines):
     ["--overwrite --keep-best --val-interval 50 --no-log", "--resume auto --share-buffer --ckpt-interval 50", "--overwrite --trials 2",
      "--mode collect --overwrite"],
 )  # fmt: skip
-def test_a_first_run_with_switches_that_concern_an_earlier_one(tmp_path, switches):
+def test_a_first_run_with_switches_that_concern_an_earlier_one(tmp_path, capsys, switches):
     for _ in range(2 if switches.startswith("--overwrite --keep") else 1):
         assert train(tmp_path, *switches.split()) == 0
+    assert ("to evaluate it again" in capsys.readouterr().out) == ("collect" not in switches), (
+        "what only collects has no weights"
+    )
 
 
 WRONG = [
@@ -321,7 +324,7 @@ def printed(out, after):
 @pytest.mark.parametrize("form", ["mine:make", "mine:Mine-v0", "CartPole-v1"])
 def test_every_command_takes_every_form_and_prints_commands_that_run(module, capsys, form):
     """Directories with a space in their name too. A file does not decide which module is imported."""
-    assert train("runs", "--horizon", "12", env=form, name="a b") == 0
+    assert train("runs", "--horizon", "12", "seed=None", env=form, name="a b") == 0
     again = printed(capsys.readouterr().out, "to evaluate it again: ")
     assert main([*again, "--episodes", "2"]) == 0
     out = capsys.readouterr().out
@@ -333,6 +336,7 @@ def test_every_command_takes_every_form_and_prints_commands_that_run(module, cap
         assert "mine" not in sys.modules
         gym.registry.pop("Mine-v0")
         assert main([*printed(message, "name it yourself: "), "--episodes", "2"]) == 0
+    assert main(["resume", "runs/a b", form, "--epochs", "2", "--quiet"]) == 0, "with the seed that it has drawn"
     for _ in range(2):
         words = ["card", "runs/a b", "--env", form, "--episodes", "2", "--no-video", "--out", "card", "--overwrite"]
         assert main(words) == 0

@@ -86,6 +86,16 @@ def test_a_drawn_seed_is_kept(train, tmp_path):
     assert record(tmp_path / "runs" / "a_2")["seed"] == settings["seed"]
 
 
+def test_a_run_that_never_began_has_nothing_to_go_on_with(train, capsys):
+    """Its directory is claimed, and the process ends while the agent is built."""
+    words = [*RUN, "--memory_size", "16", *SMALL, "--epochs", "1"]
+    assert train(*words, "agent.popart=False", "agent.rescale_critics=True") == 2
+    for command in ("resume", "rerun"):
+        assert train("runs/a", command=command) == 2
+        assert names(capsys.readouterr().err, f"amago {command}", "runs/a", "settings.yaml")
+    assert train(*words, "agent.rescale_critics=False") == 0
+
+
 def test_values_and_seeds_are_compared_in_a_table(train, tmp_path, capsys):
     words = [*RUN, "--memory_size", "16", *SMALL, "--epochs", "1", "--processes", "1"]
     assert train(*words, "agent.gamma=0.9,0.95", "--seeds", "2") == 0

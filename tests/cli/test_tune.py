@@ -163,6 +163,23 @@ def test_a_trial_whose_losses_explode_fails_alone(tmp_path, capsys, monkeypatch)
     assert names(capsys.readouterr().out, "trial_0: failed", "NonFiniteTraining")
 
 
+def test_settings_that_do_not_fit_together_fail_alone(tmp_path, capsys):
+    """The other combinations of a grid are trained, in this process and in others; the exit code says that some are missing."""
+    space = [
+        "--space",
+        "Agent.popart=choice(True,False)",
+        "Agent.rescale_critics=choice(True,False)",
+        "--grid",
+        "--processes",
+        "2",
+    ]
+    assert tune(tmp_path, *space) == 1
+    trials = {(t.params["Agent.popart"], t.params["Agent.rescale_critics"]): t.state.name for t in study(tmp_path).trials}
+    assert {k for k, state in trials.items() if state == "FAIL"} == {(False, True)}
+    assert "3 trials finished, 0 stopped early, 1 failed" in (said := capsys.readouterr()).out
+    assert "Traceback" not in said.out + said.err
+
+
 MISTAKES = [
     ([], ("--space",)),
     (["--space", "learning_rat=uniform(0,1)"], ("learning_rat", "learning_rate")),
