@@ -62,7 +62,11 @@ def _few_approved(rows: Rows) -> str | None:
 
 def _few_rollouts(rows: Rows) -> str | None:
     rollouts = _column(rows, "val", NUMBER_OF_ROLLOUTS)[-1:]
-    return f"the newest evaluation has {rollouts[0]:.0f} rollout{'s' * (rollouts[0] != 1)}" if rollouts and rollouts[0] < 5 else None
+    return (
+        f"the newest evaluation has {rollouts[0]:.0f} rollout{'s' * (rollouts[0] != 1)}"
+        if rollouts and rollouts[0] < 5
+        else None
+    )
 
 
 def _slow_environments(rows: Rows) -> str | None:

@@ -54,6 +54,11 @@ _GRU_POLES = (
     "--configs zoo/popgym zoo/popgym_cartpole --traj_encoder gru --memory_layers 1 --parallel_actors 48 --grads_per_epoch 125 "
     "--batch_size 24 --max_seq_len 64 --learning_rate 5e-4"
 )
+_NOISY_POLES = (
+    "--configs zoo/popgym zoo/popgym_cartpole zoo/popgym_noisy_poles --traj_encoder gru --memory_layers 1 --parallel_actors 48 "
+    "--timesteps_per_epoch 500 --grads_per_epoch 125 --batch_size 48 --max_seq_len 64 --learning_rate 5e-4 --eval_timesteps 2000 "
+    "--epochs 32 --val_interval 4"
+)
 GAMES = (
     Game("AutoencodeEasy", -0.283, -0.283, 103, f"{ANSWERS} --epochs 50 --val_interval 5"),
     Game("AutoencodeMedium", -0.425, -0.420, 207, f"{ANSWERS} --epochs 120 --val_interval 5"),
@@ -68,8 +73,8 @@ GAMES = (
     Game("MultiarmedBanditMedium", 0.538, 0.598, 400, f"{_LONG_BANDIT} --epochs 60 --val_interval 3 --batch_size 12"),
     Game("MultiarmedBanditHard", 0.516, 0.574, 600, f"{_LONG_BANDIT} --epochs 80 --val_interval 4 --batch_size 8"),
     Game("NoisyPositionOnlyCartPoleEasy", 0.995, 0.995, 200, f"{_GRU_POLES} --epochs 60 --val_interval 5"),
-    Game("NoisyPositionOnlyCartPoleMedium", 0.642, 0.659, 200, f"{_GRU_POLES} --epochs 100 --val_interval 5"),
-    Game("NoisyPositionOnlyCartPoleHard", 0.390, 0.404, 200, f"{_GRU_POLES} --epochs 100 --val_interval 5"),
+    Game("NoisyPositionOnlyCartPoleMedium", 0.642, 0.659, 200, _NOISY_POLES),
+    Game("NoisyPositionOnlyCartPoleHard", 0.390, 0.404, 200, _NOISY_POLES),
     Game("PositionOnlyCartPoleEasy", 1.0, 1.0, 200, f"{_POLES} --max_seq_len 16 --epochs 40 --val_interval 5"),
     Game("PositionOnlyCartPoleMedium", 1.0, 1.0, 400, f"{_GRU_POLES} --epochs 80 --val_interval 5"),
     Game("PositionOnlyCartPoleHard", 1.0, 1.0, 600, f"{_GRU_POLES} --epochs 80 --val_interval 5"),

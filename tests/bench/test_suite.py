@@ -5,6 +5,7 @@ import math
 import re
 from dataclasses import replace
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -16,6 +17,7 @@ from benchmarks.suite import (  # fmt: skip
     meta,
     methods,
     offline,
+    pole_limits,
     recorded,
     rooms,
     runs,
@@ -33,6 +35,18 @@ from benchmarks.suite.runs import Config
 from benchmarks.suite.tasks import TASKS
 
 LAKE = TASKS[0]
+
+
+def test_a_filter_and_a_regulator_balance_the_noisy_poles_by_cartpole_s_physics():
+    env = gym.make("CartPole-v1").unwrapped
+    env.reset(seed=0)
+    for push in (1, 0, 1, 1, 0, 0, 0, 1):
+        expected = pole_limits.moved(env.state[None], np.array([2.0 * push - 1.0]))
+        env.step(push)
+        np.testing.assert_allclose(env.state, expected[0], rtol=1e-12)
+    gains = pole_limits.regulator((0.01, 0.0, 10.0, 0.0), 0.1)
+    easy, hard = (pole_limits.played(noise, gains, 1e-5, 200, seed=0) for noise in (0.1, 0.3))
+    assert hard < 0.5 < 0.95 < easy
 
 
 def curve(*scores: float) -> list[Point]:
