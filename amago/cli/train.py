@@ -85,7 +85,7 @@ def add_run_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("more", nargs=REMAINDER, metavar="ARGUMENT", help=rest)
 
 
-def _settings_of(run: Path) -> Path:
+def _begun(run: Path) -> Path:
     """The absolute path of a run that has settings to begin with."""
     run = run.expanduser().absolute()
     if run.is_dir() and not (run / SETTINGS_YAML).is_file():
@@ -96,7 +96,7 @@ def _settings_of(run: Path) -> Path:
 
 
 def resume(args: Namespace) -> int:
-    run = _settings_of(args.run)
+    run = _begun(args.run)
     fields = (read_record(run) or {}).get("fields", {})  # none yet in a run that was killed while it was built
     drawn = fields.get("seed", 0) is None  # a seed that is given begins the random streams anew
     words = ["--run_name", run.name, "--buffer_dir", str(run.parent), "--resume", "auto", *(["seed=None"] if drawn else [])]
@@ -104,7 +104,7 @@ def resume(args: Namespace) -> int:
 
 
 def rerun(args: Namespace) -> int:
-    return main(["train", "--from", str(_settings_of(args.run)), *args.more])
+    return main(["train", "--from", str(_begun(args.run)), *args.more])
 
 
 def make_experiment(args: Namespace, make_env: GymEnv | None = None) -> Experiment:

@@ -74,6 +74,7 @@ def run(args: Namespace) -> int:
             "needs another --run_name"
         )
     study = Study(args)  # checks the space, and creates the study before other processes look for it
+    study.retry()
     context = mp.get_context("spawn")
     others: list[SpawnProcess] = [context.Process(target=_work, args=(args,)) for _ in range(args.processes - 1)]
     for process in others:
@@ -88,7 +89,7 @@ def run(args: Namespace) -> int:
         for process in others:
             process.join()
     print(study.summary())
-    missing = study.failed and (args.grid or not study.trials(study.states.COMPLETE))
+    missing = study.failed() and (args.grid or not study.trials(study.states.COMPLETE))
     return next((abs(p.exitcode) for p in others if p.exitcode), 1 if missing else 0)
 
 
@@ -186,9 +187,19 @@ class Study:
         """The trials in some states; of all, if none is given."""
         return self.study.get_trials(deepcopy=False, states=states or None)
 
-    @property
     def failed(self) -> list[optuna.trial.FrozenTrial]:
-        return self.trials(self.states.FAIL)
+        """Trials that failed, unless they have been tried again since."""
+
+        def key(trial: optuna.trial.FrozenTrial) -> str:
+            return repr((sorted(trial.system_attrs.get("fixed_params", trial.params).items()), _seed_of(trial)))
+
+        newest = {key(trial): trial for trial in self.trials()}
+        return [trial for trial in newest.values() if trial.state == self.states.FAIL]
+
+    def retry(self) -> None:
+        """Put what failed in an earlier call back into a grid."""
+        for trial in self.failed() if self.args.grid else ():
+            self.study.enqueue_trial(trial.params, user_attrs={"seed": _seed_of(trial)})
 
     # ---- trials ---------------------------------------------------------------------------------------------------------
 
@@ -257,7 +268,7 @@ class Study:
             raise
         except BaseException as err:
             self.study.tell(trial, state=self.states.FAIL)
-            if not _concerns_one_trial(err):
+            if not _concerns_one_trial(err, trial):
                 raise
             outcome = f"failed: {type(err).__name__}: {' '.join(str(err).split())}"
         else:
@@ -298,7 +309,9 @@ class Study:
         """The best settings, how the other trials ended, and commands for the best."""
         done, names = self.trials(self.states.COMPLETE), list(self.space)
         runs = {_run_of(t): t for t in done}  # a trial that repeats another has its run
-        ended = f"{len(runs)} trials finished, {len(self.trials(self.states.PRUNED))} stopped early, {len(self.failed)} failed"
+        ended = (
+            f"{len(runs)} trials finished, {len(self.trials(self.states.PRUNED))} stopped early, {len(self.failed())} failed"
+        )
         if not done:
             return f"\n{ended}: no best settings yet"
         groups: dict[str, list[optuna.trial.FrozenTrial]] = {}
@@ -322,9 +335,9 @@ class Study:
         )
 
 
-def _concerns_one_trial(err: BaseException) -> bool:
-    """True if other settings may do better: training failed, or these settings do not fit together. Errors of the environment end a study."""
-    refused = isinstance(err, ValueError) and not raised_while_running(err)
+def _concerns_one_trial(err: BaseException, trial: optuna.trial.Trial) -> bool:
+    """True if other trials may do better: training failed, or the trial's settings do not fit together. Other errors end a study."""
+    refused = bool(trial.params) and isinstance(err, ValueError) and not raised_while_running(err)
     return refused or isinstance(err, NonFiniteTraining | NothingTrainedError | MemoryError | torch.OutOfMemoryError)
 
 

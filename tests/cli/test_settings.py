@@ -108,6 +108,13 @@ def test_values_and_seeds_are_compared_in_a_table(train, tmp_path, capsys):
     assert len(list((tmp_path / "runs" / "a").glob("trial_*/metrics.jsonl"))) == 6, "those that are missing are trained"
 
 
+def test_a_mistake_in_what_all_trials_share_ends_a_sweep(train, tmp_path, capsys):
+    words = [*RUN, "--memory_size", "16", *SMALL, "--epochs", "1", "--processes", "1", "--seeds", "2"]
+    assert names(refusal(capsys, "train", *words, "--learning_rate", "0"), "learning_rate", "0.0")
+    assert train(*words, "--learning_rate", "0.1") == 0
+    assert len(list((tmp_path / "runs" / "a").glob("trial_*/metrics.jsonl"))) == 2, "what failed is tried again"
+
+
 MISTAKES = [
     (["agnet.gamma=1"], ("agnet", "agent")),
     (["agent.gama=1"], ("gama", "gamma")),

@@ -178,6 +178,8 @@ def test_settings_that_do_not_fit_together_fail_alone(tmp_path, capsys):
     assert {k for k, state in trials.items() if state == "FAIL"} == {(False, True)}
     assert "3 trials finished, 0 stopped early, 1 failed" in (said := capsys.readouterr()).out
     assert "Traceback" not in said.out + said.err
+    assert tune(tmp_path, *space) == 1
+    assert [t.state.name for t in study(tmp_path).trials[4:]] == ["FAIL"], "it alone is tried again"
 
 
 MISTAKES = [
