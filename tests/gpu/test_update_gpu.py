@@ -24,11 +24,14 @@ pytestmark = pytest.mark.parametrize("device", [CUDA], indirect=True)
 
 
 def prepared(root, agent_type, make_env, traj, **fields):
-    """A run after three updates, and a batch of it on the device."""
+    """A run after six updates, three of them by the batch that is returned, in which the scale of fp16 settles."""
     options = {"log_interval": 0, "lr_warmup_steps": 1, "train_batches_per_epoch": 3, "train_timesteps_per_epoch": 24}
     e = tiny.learned(root, make_env, traj, agent_type=agent_type, **options, **fields)
     (batch,) = e.batches.take(1)
-    return e, batch.to(e.DEVICE)
+    batch = batch.to(e.DEVICE)
+    for _ in range(3):
+        e.train_step(batch, False)
+    return e, batch
 
 
 @contextmanager

@@ -23,6 +23,14 @@ def films(run):
     return sorted(p.name for p in (run.run_dir / "videos").iterdir())
 
 
+def milliseconds(film):
+    total = 0
+    for i in range(film.n_frames):  # pictures that are alike are one
+        film.seek(i)
+        total += film.info["duration"]
+    return total
+
+
 def gif_recorder(**options):
     return amago.RecordVideo(**{"interval": 1, "suffix": ".gif", **options})
 
@@ -31,11 +39,7 @@ def test_a_film_every_interval_and_one_of_the_last_epoch(tmp_path, capsys):
     run = learned(tmp_path, callbacks=[gif_recorder(interval=2)], epochs=3, verbose=True, progress="plain")
     assert films(run) == ["epoch_0002.gif", "epoch_0003.gif"]
     with image.open(run.run_dir / "videos" / "epoch_0003.gif") as film:
-        total = 0
-        for i in range(film.n_frames):
-            film.seek(i)
-            total += film.info["duration"]
-    assert total == pytest.approx((EPISODE + 1) * 1000 / TMazePassive.metadata["render_fps"], rel=0.1), "a whole rollout"
+        assert milliseconds(film) == pytest.approx((EPISODE + 1) * 1000 / TMazePassive.metadata["render_fps"], rel=0.1)
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("video: ")]
     assert len(said) == 2
     assert f"epoch_0003.gif ({EPISODE} steps, return" in said[1]
@@ -163,7 +167,7 @@ def test_tensorboard_shows_the_films(tmp_path):
     assert [e.step for e in shown] == [4 * EPISODE, 8 * EPISODE], "environment steps of two actors"
     with image.open(io.BytesIO(shown[1].encoded_image_string)) as film:
         assert film.format == "GIF"
-        assert film.n_frames > 1
+        assert milliseconds(film) > 1000 / TMazePassive.metadata["render_fps"], "more than one picture"
 
 
 def test_a_script_films_when_asked(tmp_path):
