@@ -410,3 +410,38 @@ def test_damaged_episodes_are_left_out_where_asked(capsys):
     assert buffer("import", "nan.npz", "run", "--skip-damaged") == 0
     assert lengths() == [1, 3, 5, 5, 5, 6]
     assert "skipped" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"terminations": np.array(["False"] * 31)}, ("terminations", "False", "0 or 1")),
+        ({"truncations": np.full(31, np.nan)}, ("truncations", "nan", "row 0")),
+        ({"rewards": np.array(["1"] * 31)}, ("rewards", "<U1", "real numbers")),
+        ({"next_observations": np.zeros((31, 3))}, ("next_observations", (31, 3), (31, 2))),
+        ({k: v[:0] for k, v in rec.rows(rec.record()).items()}, ("no trajectory",)),
+    ],
+)
+@pytest.mark.parametrize("source", ["a.npz", "files"])
+def test_arrays_without_a_meaning_are_refused(capsys, source, changed, said):
+    os.mkdir("files")
+    np.savez("a.npz" if source == "a.npz" else "files/a.npz", **(rec.rows(rec.record()) | changed))
+    assert names(refused(capsys, "import", source, "run"), source, *said)
+    assert not os.path.exists("run/buffer/protected")
+
+
+@pytest.mark.parametrize("kind", ["minari", "d4rl", "npz", "parquet"])
+def test_damaged_files_of_every_kind_are_named(capsys, kind):
+    source = make_source("npz" if kind == "parquet" else kind)
+    if kind == "parquet":
+        pytest.importorskip("pyarrow")
+        assert buffer("import", source, "first") == buffer("export", "first", "pq", "--to", "parquet") == 0
+        source = "pq"
+    places = {"minari": "minari/test/counting-v0/data/main_data.hdf5", "parquet": "pq/data/train-00000.parquet"}
+    file = Path(places.get(kind, source))
+    whole = file.read_bytes()
+    for end in range(0, len(whole), len(whole) // 25):
+        file.write_bytes(whole[:end])
+        assert source in refused(capsys, "import", source, "run")
+    Path("letter.npz").write_text("To whom it may concern")
+    assert "letter.npz" in refused(capsys, "import", "letter.npz", "run")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amago.data.trajectory import StoredTraj
-from amago.loading.offline.base import SLACK, Converter, InMemory, OfflineDataset
+from amago.loading.offline.base import SLACK, Converter, InMemory, OfflineDataset, as_flags
 from amago.registry import require
 from amago.relabeling import Relabeler
 
@@ -147,40 +148,52 @@ class ArrayDataset(OfflineDataset):
         self.env_name: Any = env_name if isinstance(env_name, str) else np.asarray(env_name)
 
     def load(self) -> InMemory:
-        n = self.rewards.size
-        for name in ALIASES:
-            value = vars(self)[name]
-            for key, rows in value.items() if isinstance(value, Mapping) else ((None, value),):
-                if isinstance(rows, np.ndarray) and rows.shape[:1] != (n,):
-                    part = name if key is None else f"{name}[{key!r}]"
-                    raise ValueError(f"{self.name}: {part} has shape {rows.shape}, but there are {n} rewards")
+        rows = checked(self.name, {name: vars(self)[name] for name in ALIASES})
         space = infer_space(self.observations) if self.observation_space is None else self.observation_space
         converter = Converter(space, self.action_space)
         try:
             actions = action_rows(self.action_space, self.actions)
         except ValueError as err:
             raise ValueError(f"{self.name}: {err}") from err
-        source = InMemory(self._episodes(converter, actions), converter.obs_space, converter.spec)
+        source = InMemory(self._episodes(converter, rows | {"actions": actions}), converter.obs_space, converter.spec)
         converter.report(self.name)
         return source
 
-    def _episodes(self, converter: Converter, actions: object) -> Iterator[StoredTraj]:
-        terminations, truncations = (np.asarray(x).astype(bool).reshape(-1) for x in (self.terminations, self.truncations))
-        complete = self.next_observations is not None
+    def _episodes(self, converter: Converter, rows: dict[str, Any]) -> Iterator[StoredTraj]:
+        terminations, truncations, complete = rows["terminations"], rows["truncations"], self.next_observations is not None
         last = self.next_observations if complete else self.observations
-        ends = np.union1d(np.flatnonzero(terminations | truncations) + 1, len(terminations))
+        ends = np.union1d(np.flatnonzero(terminations | truncations) + 1, len(terminations) or [])
         for start, end in zip(np.append(0, ends[:-1]).tolist(), ends.tolist()):
             stop = end if complete or terminations[end - 1] else end - 1
             if start == stop:
                 continue
             steps, where = slice(start, stop), f"{self.name}, rows {start} to {end - 1}"
             obs = _each(lambda a, b, s=steps, e=end: np.concatenate((a[s], b[e - 1 : e])), self.observations, last)
-            taken = _each(lambda a, s=steps: a[s], actions)
+            taken = _each(lambda a, s=steps: a[s], rows["actions"])
             name = self.env_name if isinstance(self.env_name, str) else str(self.env_name[start])
             try:
                 yield converter.convert(where, obs, taken, self.rewards[steps], terminations[steps], name)
             except ValueError as err:
                 self.leave_out(where, err)
+
+
+def checked(where: str, rows: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of `ArrayDataset` by name, with the ends of episodes as bool (N,).
+
+    Raises:
+        ValueError: arrays of different lengths, next observations of another shape, or ends that are not 0 or 1.
+    """
+    n = np.size(rows["rewards"])
+    for name, value in rows.items():
+        for key, array in value.items() if isinstance(value, Mapping) else ((None, value),):
+            if not (array is None or isinstance(array, str) or np.shape(array)[:1] == (n,)):
+                part = name if key is None else f"{name}[{key!r}]"
+                raise ValueError(f"{where}: {part} has shape {np.shape(array)}, but there are {n} rewards")
+    shapes = [_each(np.shape, rows["observations"]), _each(np.shape, rows.get("next_observations"))]
+    if rows.get("next_observations") is not None and shapes[0] != shapes[1]:
+        raise ValueError(f"{where}: next_observations has shape {shapes[1]}, but observations has {shapes[0]}")
+    flags = {name: as_flags(f"{where}: {name}", rows[name]) for name in ("terminations", "truncations") if name in rows}
+    return {**rows, **{name: values.reshape(n) for name, values in flags.items()}}
 
 
 def infer_space(rows: Rows) -> gym.Space[Any]:
@@ -228,14 +241,16 @@ def read_npz(path: str | os.PathLike[str], fields: Mapping[str, str] | None = No
         if not files or any(part.keys() != files[0].keys() for part in files):
             raise ValueError(f"{path} holds no .npz files" if not files else f"the files in {path} have different arrays")
         for part in files:
-            ends = np.zeros(len(part["rewards"]), bool) | part.get("truncations", False)
-            ends[-1:] |= ~np.asarray(part["terminations"]).astype(bool).reshape(-1)[-1:]
-            part["truncations"] = ends
-        return {name: _each(lambda *rows: np.concatenate(rows), *(part[name] for part in files)) for name in files[0]}
+            part["truncations"] = part.get("truncations", np.zeros_like(part["terminations"])).copy()
+            part["truncations"][-1:] |= ~part["terminations"][-1:]
+        try:
+            return {name: _each(lambda *rows: np.concatenate(rows), *(part[name] for part in files)) for name in files[0]}
+        except (KeyError, ValueError) as err:
+            raise ValueError(f"the files in {path} have different arrays: {err}") from err
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with zipfile.ZipFile(path), np.load(path, allow_pickle=False) as archive:
             rows: dict[str, Any] = dict(archive)
-    except (OSError, ValueError, EOFError) as err:
+    except Exception as err:  # also of zipfile and zlib
         raise ValueError(f"{path} cannot be read as an .npz file of plain arrays: {err}") from err
     for name, own in (fields or {}).items():
         if own not in rows or name.partition("/")[0] not in ALIASES:
@@ -247,7 +262,7 @@ def read_npz(path: str | os.PathLike[str], fields: Mapping[str, str] | None = No
     for whole in ("observations", "next_observations", "actions"):
         if parts := {name.removeprefix(f"{whole}/"): rows[name] for name in names if name.startswith(f"{whole}/")}:
             rows[whole] = parts
-    return {x: rows[name] for x, name in _find(path, names, set(rows)).items()}
+    return checked(os.fspath(path), {x: rows[name] for x, name in _find(path, names, set(rows)).items()})
 
 
 _MAX_RATIO = 1000  # of declared to stored bytes
@@ -327,7 +342,7 @@ class D4RLDataset(OfflineDataset):
                 f"{self.path} has neither timeouts nor next_observations, so resets by the time limit are unknown: pass "
                 "max_episode_steps, the environment's limit (or float('inf') if every episode ends by termination)"
             )
-        ends = rows["terminations"].astype(bool).reshape(-1)
+        ends = rows["terminations"]
         found = np.zeros(len(ends), dtype=bool)
         if after is not None:
             same = np.isclose(after[:-1], rows["observations"][1:], rtol=1e-5, atol=1e-6)
@@ -358,6 +373,6 @@ def read_hdf5(path: Path) -> dict[str, Array]:
             declared, size = sum(d.nbytes for d in sets.values()), path.stat().st_size
             if declared > _MAX_RATIO * size:  # checked before memory is allocated
                 raise ValueError(f"{path} declares {declared} bytes of data, but has only {size}")
-            return {name: d[()] for name, d in sets.items()}
-    except OSError as err:
+            return checked(str(path), {name: d[()] for name, d in sets.items()})
+    except (OSError, RuntimeError, KeyError) as err:  # as h5py finds damage
         raise ValueError(f"{path} cannot be read as HDF5: {err}") from err

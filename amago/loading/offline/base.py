@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import logging
@@ -90,6 +91,36 @@ def check_trajectory(traj: StoredTraj, spec: ActionSpec) -> None:
         spec.check(traj.actions)
 
 
+@contextlib.contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Turn errors of the libraries that read a recording into a ValueError that names it. A TypeError, of a space that has no form here, and an
+    ImportError stay."""
+    try:
+        yield
+    except Exception as err:
+        if isinstance(err, ImportError | TypeError) or (isinstance(err, ValueError) and name in str(err)):
+            raise
+        raise ValueError(f"{name} cannot be read: {str(err) or repr(err)}") from err
+
+
+def as_rewards(values: object) -> Array:
+    """Rewards in float32; ValueError where they are not real numbers."""
+    array = np.asarray(values)
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"rewards has dtype {array.dtype}, but must hold real numbers")
+    return array.astype(np.float32)
+
+
+def as_flags(name: str, values: object) -> Array:
+    """Ends of episodes as bool, from bool or from numbers that are 0 or 1; ValueError for others, such as texts, which are all true."""
+    array = np.asarray(values)
+    right = np.isin(array, (0, 1))
+    if not right.all():
+        at = tuple(int(i) for i in np.argwhere(~right)[0])
+        raise ValueError(f"{name} is {array[at]!s} in row {at[0] if at else 0}, but must be 0 or 1")
+    return array.astype(bool)
+
+
 class Converter:
     """Convert recorded episodes to `StoredTraj`, and refuse episodes that are unfit for training.
 
@@ -118,8 +149,7 @@ class Converter:
                 termination before the end.
         """
         try:
-            rews = np.asarray(rewards, dtype=np.float32).reshape(-1, 1)
-            dones = np.asarray(terminations).astype(bool).reshape(-1, 1)
+            rews, dones = as_rewards(rewards).reshape(-1, 1), as_flags("terminations", terminations).reshape(-1, 1)
             t = len(rews)
             stored = self._stored_actions(actions, t)
             observations = {k: np.ascontiguousarray(v) for k, v in self._obs.convert(obs).items()}
@@ -248,7 +278,8 @@ class OfflineDataset(RLDataset):
             ValueError: the recording cannot be read, or has no trajectories.
         """
         if self._source is None:
-            source = self.load()
+            with reading(self.name):
+                source = self.load()
             if not len(source):
                 left = f" beside {len(self.damaged)} damaged ones" if self.damaged else ""
                 raise ValueError(f"{self.name} has no trajectory of at least one transition{left}")

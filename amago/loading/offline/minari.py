@@ -17,13 +17,12 @@ import numpy as np
 
 from amago.data.extras import ExtraField
 from amago.data.trajectory import StoredTraj, rows_of_extra
-from amago.loading.offline.base import Converter, InMemory, OfflineDataset, TrajectorySource
+from amago.loading.offline.base import Converter, InMemory, OfflineDataset, TrajectorySource, reading
 from amago.registry import require
 from amago.relabeling import Relabeler
 from amago.spaces import ActionSpec
 
 _CHUNK = 32  # episodes that are exported at a time
-_DAMAGE = (ValueError, KeyError, IndexError, TypeError, AssertionError, OSError)
 """Raised by Minari, h5py or the conversion where an episode is damaged."""
 _EXTRAS = "extras"  # entry of an episode's infos that holds the extra fields
 
@@ -109,7 +108,7 @@ class _MinariSource(TrajectorySource):
         self._name, self._keys, self._env_name = name, obs_keys, env_name or _env_id(metadata)
         try:
             data = minari.MinariDataset(directory)
-        except (ImportError, ValueError, KeyError, AssertionError) as err:
+        except Exception as err:  # of the libraries below it, too
             raise ValueError(f"{name} cannot be opened: {err}") from err
         space, self._storage = data.observation_space, data.storage
         if obs_keys is not None:
@@ -137,7 +136,7 @@ class _MinariSource(TrajectorySource):
         for i in self._ids:
             try:
                 traj = self._read(i)
-            except _DAMAGE as err:
+            except (ValueError, TypeError) as err:
                 leave_out(f"{self._name}, episode {i}", err)
                 continue
             kept.append((i, len(traj)))
@@ -151,11 +150,9 @@ class _MinariSource(TrajectorySource):
             return ()
         longest = int(self.lengths.argmax())
         try:
-            found = _extras_of(next(iter(self._storage.get_episodes([self._ids[longest]]))))
-        except _DAMAGE as err:
-            raise ValueError(
-                f"{self._name}, episode {self._ids[longest]} cannot be read: {err} (skip_damaged=True leaves damaged episodes out)"
-            ) from err
+            found = _extras_of(self._episode(self._ids[longest]))
+        except ValueError as err:
+            raise ValueError(f"{err} (skip_damaged=True leaves damaged episodes out)") from err
         steps = int(self.lengths[longest])
         return tuple(ExtraField(k, rows_of_extra(k, len(a), steps), a.shape[1:], a.dtype.name) for k, a in found.items())
 
@@ -166,14 +163,20 @@ class _MinariSource(TrajectorySource):
         yield from super().__iter__()
         self._converter.report(self._name)
 
+    def _episode(self, number: int) -> Mapping[str, Any]:
+        with reading(f"{self._name}, episode {number}"):
+            (episode,) = self._storage.get_episodes([number])
+        return episode
+
     def _read(self, number: int) -> StoredTraj:
-        (episode,) = self._storage.get_episodes([number])
-        obs = episode["observations"]
-        if self._keys is not None:
-            obs = {k: obs[k] for k in self._keys}
-        columns = episode["actions"], episode["rewards"], episode["terminations"]
-        traj = self._converter.convert(f"{self._name}, episode {number}", obs, *columns, self._env_name)
-        traj.extras = _extras_of(episode)
+        episode = self._episode(number)
+        with reading(f"{self._name}, episode {number}"):
+            obs = episode["observations"]
+            if self._keys is not None:
+                obs = {k: obs[k] for k in self._keys}
+            columns = episode["actions"], episode["rewards"], episode["terminations"]
+            traj = self._converter.convert(f"{self._name}, episode {number}", obs, *columns, self._env_name)
+            traj.extras = _extras_of(episode)
         return traj
 
 

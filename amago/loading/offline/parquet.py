@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from amago.data.extras import ExtraField
 from amago.data.trajectory import StoredTraj
 from amago.loading.offline.arrays import ArrayDataset
-from amago.loading.offline.base import InMemory, OfflineDataset
+from amago.loading.offline.base import InMemory, OfflineDataset, check_trajectory, reading
 from amago.registry import require
 from amago.relabeling import Relabeler
 from amago.spaces import ActionSpec, action_spec
@@ -213,7 +213,11 @@ class ParquetDataset(OfflineDataset):
         spec = action_spec(from_description(about["actions"]))
         space = from_description(about["observations"])
         assert isinstance(space, gym.spaces.Dict)
-        return InMemory(self._read(files, fields), space, spec, extras)
+        trajs = InMemory(self._read(files, fields), space, spec, extras)
+        for i, traj in enumerate(trajs):
+            with reading(f"{self.name}, trajectory {i}"):
+                check_trajectory(traj, spec)
+        return trajs
 
     def _read(self, files: list[Path], fields: Mapping[str, tuple[tuple[int, ...], str]]) -> Iterator[StoredTraj]:
         for file in files:
@@ -247,39 +251,40 @@ def open_lerobot(path: Path, action_space: gym.Space[Any] | None = None, env_nam
         ImportError: pyarrow, or Pillow where there are images, is not installed.
     """
     parquet = require("pyarrow.parquet", "parquet")
-    info = json.loads((path / "meta/info.json").read_text("utf-8"))
-    if not str(info.get("codebase_version", "")).startswith("v3"):
-        raise ValueError(
-            f"{path} is in LeRobot's format {info.get('codebase_version')}, but v3 is read: convert it with LeRobot"
-        )
-    features = {k: f for k, f in info["features"].items() if k.startswith("observation")}
-    if videos := [k for k, f in features.items() if f["dtype"] == "video"]:
-        log.warning("%s: videos are not read, and left out: %s", path, ", ".join(videos))
-    tables = [parquet.read_table(file) for file in parquet_files(path)]
-    if not tables:
-        raise ValueError(f"{path} has no files in data/")
-    table = require("pyarrow", "parquet").concat_tables(tables).sort_by("index")
+    with reading(str(path)):
+        info = json.loads((path / "meta/info.json").read_text("utf-8"))
+        if not str(info.get("codebase_version", "")).startswith("v3"):
+            raise ValueError(
+                f"{path} is in LeRobot's format {info.get('codebase_version')}, but v3 is read: convert it with LeRobot"
+            )
+        features = {k: f for k, f in info["features"].items() if k.startswith("observation")}
+        if videos := [k for k, f in features.items() if f["dtype"] == "video"]:
+            log.warning("%s: videos are not read, and left out: %s", path, ", ".join(videos))
+        tables = [parquet.read_table(file) for file in parquet_files(path)]
+        if not tables:
+            raise ValueError(f"{path} has no files in data/")
+        table = require("pyarrow", "parquet").concat_tables(tables).sort_by("index")
 
-    def column(name: str, default: Array | None = None) -> Array:
-        if name not in table.column_names:
-            if default is None:
-                raise ValueError(f"{path} has no column {name}; it has {table.column_names}")
-            return default
-        feature = info["features"].get(name, {"shape": [1], "dtype": "int64"})
-        image, row = feature["dtype"] == "image", tuple(feature["shape"])
-        values = _array(table[name], row, np.uint8 if image else feature["dtype"])
-        return values[:, 0] if row == (1,) and not name.startswith(("obs", "act")) else values
+        def column(name: str, default: Array | None = None) -> Array:
+            if name not in table.column_names:
+                if default is None:
+                    raise ValueError(f"{path} has no column {name}; it has {table.column_names}")
+                return default
+            feature = info["features"].get(name, {"shape": [1], "dtype": "int64"})
+            image, row = feature["dtype"] == "image", tuple(feature["shape"])
+            values = _array(table[name], row, np.uint8 if image else feature["dtype"])
+            return values[:, 0] if row == (1,) and not name.startswith(("obs", "act")) else values
 
-    observations = {k.removeprefix("observation.").replace(".", "_"): column(k) for k in features if k not in videos}
-    actions, none = column("action"), np.zeros(len(table), bool)
-    if action_space is None:
-        low, high = actions.min(0), actions.max(0)
-        action_space = gym.spaces.Box(np.where(low < high, low, low - 1), high, dtype=np.float32)
-    names: Any = env_name
-    if env_name is None:
-        tasks = parquet.read_table(path / "meta/tasks.parquet").to_pydict()
-        by_index = dict(zip(tasks["task_index"], tasks["__index_level_0__" if "__index_level_0__" in tasks else "task"]))
-        names = [by_index[i] for i in column("task_index").tolist()]
+        observations = {k.removeprefix("observation.").replace(".", "_"): column(k) for k in features if k not in videos}
+        actions, none = column("action"), np.zeros(len(table), bool)
+        if action_space is None:
+            low, high = actions.min(0), actions.max(0)
+            action_space = gym.spaces.Box(np.where(low < high, low, low - 1), high, dtype=np.float32)
+        names: Any = env_name
+        if env_name is None:
+            tasks = parquet.read_table(path / "meta/tasks.parquet").to_pydict()
+            by_index = dict(zip(tasks["task_index"], tasks["__index_level_0__" if "__index_level_0__" in tasks else "task"]))
+            names = [by_index[i] for i in column("task_index").tolist()]
     dataset = ArrayDataset(
         observations, actions, column("next.reward", none.astype(np.float32)), column("next.done", none), action_space,
         truncations=np.diff(column("episode_index"), append=-1) != 0, env_name=names,
