@@ -246,7 +246,7 @@ def test_an_import_that_fails_or_is_stopped_leaves_what_was_there(capsys, monkey
 
 
 def test_export_gives_back_what_was_imported(capsys):
-    assert buffer("import", make_source("minari"), "run") == 0
+    assert buffer("import", make_source("minari"), "run", "--env-name", "mine") == 0
     assert buffer("export", "run", "test/again-v0") == 0
     assert "exported 7 episodes as the Minari dataset test/again-v0" in capsys.readouterr().out
     import minari
@@ -261,6 +261,7 @@ def test_export_gives_back_what_was_imported(capsys):
         np.testing.assert_array_equal(mine.truncations, cut)
     assert ours.observation_space == rec.OBS
     assert ours.action_space == rec.ACT
+    assert {traj.env_name for traj in MinariDataset("test/again-v0").source} == {"mine"}
     assert len(MinariDataset("test/again-v0")) == 7
     assert "test/again-v0" in refused(capsys, "export", "run", "test/again-v0")
     assert "no version" in refused(capsys, "export", "run", "no version")

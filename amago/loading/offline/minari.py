@@ -24,6 +24,7 @@ from amago.spaces import ActionSpec
 
 _CHUNK = 32  # episodes that are exported at a time
 """Raised by Minari, h5py or the conversion where an episode is damaged."""
+_NAME = "env_name"  # entry of an episode's options
 _EXTRAS = "extras"  # entry of an episode's infos that holds the extra fields
 
 
@@ -45,7 +46,8 @@ class MinariDataset(OfflineDataset):
         in_memory: read the whole dataset when training starts. If False, an episode is read each time that a sequence is
             drawn from it, which is slower.
         obs_keys: of a Dict observation space, the keys to keep (text cannot be kept); default: all.
-        env_name: name in the statistics by environment; default: the recorded environment's id.
+        env_name: name in the statistics by environment; default: the name of each episode where `export` has written it, else the recorded
+            environment's id.
         skip_damaged: leave out episodes that cannot be read, with a warning that names each; all are read when the dataset is
             opened.
 
@@ -105,7 +107,7 @@ class _MinariSource(TrajectorySource):
 
     def __init__(self, name: str, directory: Path, obs_keys: list[str] | None, env_name: str | None):
         minari, metadata = require("minari", "offline"), _metadata(name, directory)
-        self._name, self._keys, self._env_name = name, obs_keys, env_name or _env_id(metadata)
+        self._name, self._keys = name, obs_keys
         try:
             data = minari.MinariDataset(directory)
         except Exception as err:  # of the libraries below it, too
@@ -119,7 +121,11 @@ class _MinariSource(TrajectorySource):
         self._converter = Converter(space, data.action_space)
         self.obs_space, self.action_spec = self._converter.obs_space, self._converter.spec
         ids = [int(i) for i in data.episode_indices]
-        steps = [int(m["total_steps"]) for m in self._storage.get_episode_metadata(ids)]
+        about = list(self._storage.get_episode_metadata(ids))
+        own, steps = _env_id(metadata), [int(m["total_steps"]) for m in about]
+        self._env_names = {
+            i: env_name or str((m.get("options") or {}).get(_NAME, own)) for i, m in zip(ids, about, strict=True)
+        }
         self._keep([(i, n) for i, n in zip(ids, steps, strict=True) if n > 0])
 
     def _keep(self, episodes: list[tuple[int, int]]) -> None:
@@ -175,7 +181,7 @@ class _MinariSource(TrajectorySource):
             if self._keys is not None:
                 obs = {k: obs[k] for k in self._keys}
             columns = episode["actions"], episode["rewards"], episode["terminations"]
-            traj = self._converter.convert(f"{self._name}, episode {number}", obs, *columns, self._env_name)
+            traj = self._converter.convert(f"{self._name}, episode {number}", obs, *columns, self._env_names[number])
             traj.extras = _extras_of(episode)
         return traj
 
@@ -214,8 +220,8 @@ def export(
     """Write trajectories as a new Minari dataset, in ``$MINARI_DATASETS_PATH`` or ``~/.minari/datasets``.
 
     Observations are written as stored (discrete ones one-hot), as plain arrays if the space was not a Dict. Actions
-    are in the environment's form, extra fields in ``infos["extras"]``. The last step of a trajectory that does not terminate is
-    marked as truncated.
+    are in the environment's form, extra fields in ``infos["extras"]``, the environment's name in the episode's options. The last step
+    of a trajectory that does not terminate is marked as truncated.
 
     Args:
         dataset_id: "name-v0", or "namespace/name-v0".
@@ -244,6 +250,7 @@ def export(
             terminations=traj.dones[:, 0],
             truncations=ends,
             infos={_EXTRAS: traj.extras} if traj.extras else {},
+            options={_NAME: traj.env_name},
         )
 
     written, out = 0, None
