@@ -141,6 +141,23 @@ class PolicyOutput(nn.Module):
         return dist
 
 
+def _draw_by_sums(probs: Tensor, num: int) -> Tensor:
+    """Indices (n, num) of choices with probabilities (n, A), for CPUs: twice as fast as `torch.multinomial`, ten times with 100 choices. The
+    sums are in float64, where they are exact, so that a choice of probability 0 is never drawn."""
+    sums = probs.double().cumsum(dim=-1)
+    if not torch.compiler.is_compiling() and sums[:, -1].isnan().any():
+        raise ValueError("the policy's probabilities are NaN")
+    return torch.searchsorted(sums, torch.rand((len(sums), num), dtype=sums.dtype) * sums[:, -1:], right=True)
+
+
+def _draw_by_scores(probs: Tensor, num: int) -> Tensor:
+    """`_draw_by_sums` for GPUs, also where only deterministic algorithms are allowed: the largest of probabilities over exponential numbers.
+    NaN gives an index out of range, since the host does not wait for the device here."""
+    scores = probs / probs.new_empty((num, *probs.shape)).exponential_()
+    best, drawn = scores.max(dim=-1)
+    return torch.where(best.isnan(), probs.shape[-1], drawn).T
+
+
 class DiscreteOutput(ActionDistribution, Categorical):
     """Categorical distributions, whose probabilities are not normalised again.
 
@@ -165,13 +182,8 @@ class DiscreteOutput(ActionDistribution, Categorical):
 
     def sample(self, sample_shape: Shape = ONE) -> Tensor:
         """Indices, ``sample_shape`` + (..., 1)."""
-        # twice as fast as torch.multinomial, ten times with 100 choices; in float64, where sums are exact, so that a choice of
-        # probability 0 is never drawn
-        sums = self.probs.detach().reshape(-1, self._num_events).double().cumsum(dim=-1)
-        if sums.is_cpu and not torch.compiler.is_compiling() and sums[:, -1].isnan().any():  # else an index out of range
-            raise ValueError("the policy's probabilities are NaN")
-        numbers = torch.rand((len(sums), torch.Size(sample_shape).numel()), dtype=sums.dtype, device=sums.device)
-        drawn = torch.searchsorted(sums, numbers * sums[:, -1:], right=True)
+        probs, num = self.probs.detach().reshape(-1, self._num_events), torch.Size(sample_shape).numel()
+        drawn = (_draw_by_sums if probs.is_cpu else _draw_by_scores)(probs, num)
         return drawn.T.reshape(*sample_shape, *self.batch_shape, 1)
 
     @property

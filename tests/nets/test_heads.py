@@ -104,23 +104,6 @@ def test_one_hot_samples_and_their_gumbel_softmax_gradient(temperature):
     assert vec.grad.any()
 
 
-@pytest.mark.parametrize("choices", [3, 100])
-def test_indices_are_drawn_by_their_probabilities_and_illegal_ones_never(choices):
-    torch.manual_seed(6)
-    n, kind, vec = 100_000, Discrete(choices, clip_prob_low=0.0), torch.randn(2, choices)
-    legal = torch.rand(2, choices) < 0.5
-    legal[:, 0], legal[:, -1] = True, False
-    dist = kind(kind.masked(vec, legal))
-    drawn = dist.sample((n,))
-    assert drawn.shape == (n, 2, 1)
-    for row in range(2):
-        share = torch.bincount(drawn[:, row, 0], minlength=choices) / n
-        torch.testing.assert_close(share, dist.probs[row], rtol=0, atol=0.005)
-        assert not share[~legal[row]].any()
-    with pytest.raises(ValueError, match="NaN"):
-        kind(torch.full((2, choices), torch.nan)).sample()
-
-
 def test_the_density_of_a_whole_action():
     index = torch.tensor([[2, 0], [1, 3]])
     one_hot = torch.nn.functional.one_hot(index, A).float()
