@@ -147,7 +147,8 @@ def _draw_by_sums(probs: Tensor, num: int) -> Tensor:
     sums = probs.double().cumsum(dim=-1)
     if not torch.compiler.is_compiling() and sums[:, -1].isnan().any():
         raise ValueError("the policy's probabilities are NaN")
-    return torch.searchsorted(sums, torch.rand((len(sums), num), dtype=sums.dtype) * sums[:, -1:], right=True)
+    numbers = torch.rand((len(sums), num), dtype=sums.dtype, device=probs.device)
+    return torch.searchsorted(sums, numbers * sums[:, -1:], right=True)
 
 
 def _draw_by_scores(probs: Tensor, num: int) -> Tensor:
