@@ -142,8 +142,8 @@ class PolicyOutput(nn.Module):
 
 
 def _draw_by_sums(probs: Tensor, num: int) -> Tensor:
-    """Indices (n, num) of choices with probabilities (n, A), for CPUs: twice as fast as `torch.multinomial`, ten times with 100 choices. The
-    sums are in float64, where they are exact, so that a choice of probability 0 is never drawn."""
+    """Indices (n, num) of choices with probabilities (n, A), for CPUs: 512 rows of 2 choices take .6 of the time of `torch.multinomial`, of
+    100 choices .08. The sums are in float64, where they are exact, so that a choice of probability 0 is never drawn."""
     sums = probs.double().cumsum(dim=-1)
     if not torch.compiler.is_compiling() and sums[:, -1].isnan().any():
         raise ValueError("the policy's probabilities are NaN")

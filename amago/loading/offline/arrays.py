@@ -189,9 +189,10 @@ def checked(where: str, rows: Mapping[str, Any]) -> dict[str, Any]:
             if not (array is None or isinstance(array, str) or np.shape(array)[:1] == (n,)):
                 part = name if key is None else f"{name}[{key!r}]"
                 raise ValueError(f"{where}: {part} has shape {np.shape(array)}, but there are {n} rewards")
-    shapes = [_each(np.shape, rows["observations"]), _each(np.shape, rows.get("next_observations"))]
-    if rows.get("next_observations") is not None and shapes[0] != shapes[1]:
-        raise ValueError(f"{where}: next_observations has shape {shapes[1]}, but observations has {shapes[0]}")
+    if (after := rows.get("next_observations")) is not None:
+        first, second = _each(np.shape, rows["observations"]), _each(np.shape, after)
+        if first != second:
+            raise ValueError(f"{where}: next_observations has shape {second}, but observations has {first}")
     flags = {name: as_flags(f"{where}: {name}", rows[name]) for name in ("terminations", "truncations") if name in rows}
     return {**rows, **{name: values.reshape(n) for name, values in flags.items()}}
 

@@ -23,7 +23,6 @@ from amago.relabeling import Relabeler
 from amago.spaces import ActionSpec
 
 _CHUNK = 32  # episodes that are exported at a time
-"""Raised by Minari, h5py or the conversion where an episode is damaged."""
 _NAME = "env_name"  # entry of an episode's options
 _EXTRAS = "extras"  # entry of an episode's infos that holds the extra fields
 
@@ -175,13 +174,14 @@ class _MinariSource(TrajectorySource):
         return episode
 
     def _read(self, number: int) -> StoredTraj:
-        episode = self._episode(number)
-        with reading(f"{self._name}, episode {number}"):
+        where = f"{self._name}, episode {number}"
+        with reading(where):
+            episode = self._episode(number)
             obs = episode["observations"]
             if self._keys is not None:
                 obs = {k: obs[k] for k in self._keys}
             columns = episode["actions"], episode["rewards"], episode["terminations"]
-            traj = self._converter.convert(f"{self._name}, episode {number}", obs, *columns, self._env_names[number])
+            traj = self._converter.convert(where, obs, *columns, self._env_names[number])
             traj.extras = _extras_of(episode)
         return traj
 
